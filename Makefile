@@ -1,0 +1,58 @@
+# TIDE: `make demo` runs the whole cycle on this machine, `make test` passes the tests. Both set everything up first.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+UV     := 0.13.9
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup lock test lint bench demo demo-fast clean
+help:            ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+setup: $(VENV)/.installed .tide/.prepared  ## install everything from the lock, build lakeFS, convert the target model
+
+$(BIN)/uv:
+	@echo "[setup] virtual environment with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "TIDE needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+
+$(VENV)/.installed: requirements.lock pyproject.toml infra/sglang_cpu/pyproject.toml | $(BIN)/uv
+	@echo "[setup] packages from requirements.lock (7 GB on disk; 1 to 5 minutes)"
+	@$(BIN)/uv pip sync --python $(BIN)/python --compile-bytecode requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e . -e infra/sglang_cpu
+	@touch $@
+
+.tide/.prepared: $(VENV)/.installed infra/lakefs/go.mod infra/lakefs/go.sum
+	@echo "[setup] lakeFS server (built once from its Go module; 3 to 5 minutes) and target model"
+	@mkdir -p .tide
+	@$(BIN)/python -m infra.lakefs.build
+	@$(BIN)/python -m infra.models
+	@touch $@
+
+lock: | $(BIN)/uv   ## compile requirements.lock anew from pyproject.toml
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --python-version 3.11 --generate-hashes --no-emit-index-url -o requirements.lock
+
+lint: $(VENV)/.installed  ## ruff, mypy --strict, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+test: setup      ## lint, then every test on the real parts
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m pytest tests --ignore=tests/bench --durations=15
+
+demo: setup      ## the whole cycle: serve, log, harvest, train, promote, shift, adapt, measure
+	@$(BIN)/tide demo
+
+demo-fast: setup  ## the same, shortened, without ratios
+	@$(BIN)/tide demo --fast
+
+bench: setup     ## measure capture overhead and swap; writes tests/bench/results/*.json
+	@$(BIN)/python -m tests.bench.capture
+	@$(BIN)/python -m tests.bench.swap
+
+clean:           ## remove everything made here except the virtual environment
+	rm -rf .tide build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,120 @@
+"""Policy (what we decide by: versioned, frozen, recorded with every decision) and Settings (where things are).
+
+Owns defaults and their bounds. Knows nothing of adapters; wiring.py turns Settings into them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tide.domain import Record, TrainingConfig
+from tide.errors import ConfigError
+
+
+class CapturePolicy(Record):
+    """How logged states are cut into windows."""
+
+    window_s: int = Field(default=300, ge=1)
+    """Length of a harvest window, seconds; a shard belongs to the window of its close time."""
+
+
+class DriftPolicy(Record):
+    """When the traffic has moved far enough."""
+
+    min_requests: int = Field(default=50, ge=1)
+    """Fewer measured requests than this give no verdict."""
+    baseline_requests: int = Field(default=50, ge=2)
+    """Measured requests after a promotion that are frozen as the baseline; ``warming`` until then."""
+    cusum_slack: float = Field(default=0.25, ge=0)
+    """k, in standard deviations of the per-request residual."""
+    cusum_threshold: float = Field(default=20.0, gt=0)
+    """h, in standard deviations. Calibrated in FACTS: <= 1% false alarms per 500 requests."""
+    consecutive_windows: int = Field(default=2, ge=1)
+    input_js_threshold: float = Field(default=0.1, gt=0, le=1)
+    """Jensen-Shannon distance of hashed-token histograms that counts as moved inputs."""
+    bootstrap_tokens: int = Field(default=20_000, ge=1)
+    """Training tokens that must be there before a first draft, or a draft in place of an imported one, is trained."""
+    growth_factor: float = Field(default=2.0, gt=1)
+
+
+class PromotionPolicy(Record):
+    """What a candidate must prove on the gate requests."""
+
+    alpha: float = Field(default=0.04, gt=0, lt=0.5)
+    """One-sided error rate a family; .04 nominal keeps the real one under .05."""
+    min_gain: float = Field(default=0.02, ge=0)
+    """Acceptance length that the overall lower bound must exceed."""
+    slice_margin: float = Field(default=0.05, gt=0)
+    """No slice may be worse than this, by its lower bound."""
+    min_requests: int = Field(default=20, ge=2)
+    min_slice_requests: int = Field(default=20, ge=2)
+    """Slices with fewer requests are pooled into ``other``."""
+    resamples: int = Field(default=4000, ge=200)
+    max_verdicts: int = Field(default=10, ge=1)
+    seed: int = 0
+
+
+class Policy(Record):
+    """Everything decisions depend on. Its digest stands in every verdict."""
+
+    schema_version: Literal[1] = 1
+    capture: CapturePolicy = CapturePolicy()
+    drift: DriftPolicy = DriftPolicy()
+    train: TrainingConfig = TrainingConfig()
+    promotion: PromotionPolicy = PromotionPolicy()
+    train_tokens: int = Field(default=2_000_000, ge=1)
+    """Newest training rows taken for a run."""
+    replay_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the run's rows taken from older windows."""
+    offline_live_tolerance: float = Field(default=0.02, gt=0)
+
+    @classmethod
+    def load(cls, path: Path) -> Policy:
+        """Read a YAML policy file. Raises ConfigError naming the file and the field."""
+        try:
+            return cls.model_validate(yaml.safe_load(path.read_text()) or {})
+        except FileNotFoundError as error:
+            raise ConfigError(f"policy file {path} does not exist; `tide init` writes one") from error
+        except (yaml.YAMLError, ValidationError) as error:
+            raise ConfigError(f"policy file {path}: {error}") from error
+
+
+class Settings(BaseSettings):
+    """Where things are; from the environment, prefix ``TIDE_``, or a ``.env`` file in the working folder."""
+
+    model_config = SettingsConfigDict(env_prefix="TIDE_", env_file=".env", extra="ignore", frozen=True)
+
+    service: str = Field(default="smollm2", pattern=r"^[a-z0-9][a-z0-9-]{1,40}$")
+    home: Path = Path(".tide")
+    """Folder of everything local: models, spool, drafts, run files."""
+    policy_file: Path | None = None
+    lakefs_endpoint: str = "http://127.0.0.1:8000"
+    lakefs_access_key: str = ""
+    lakefs_secret_key: str = ""
+    lakefs_namespace: str = "local://"
+    replicas: str = "r0=http://127.0.0.1:30000"
+    """Comma-separated ``name=url`` of the serving replicas."""
+    admin_key: str = ""
+    """Admin key of the replicas' swap route."""
+    spool: Path | None = None
+    draft_dir: Path | None = None
+    target_model: Path | None = None
+
+    @property
+    def states_repository(self) -> str:
+        """lakeFS repository of captured states."""
+        return f"{self.service}-states"
+
+    @property
+    def drafts_repository(self) -> str:
+        """lakeFS repository of drafts, verdicts and ``serving.json``."""
+        return f"{self.service}-drafts"
+
+    def policy(self) -> Policy:
+        """The policy file's content, or the defaults when none is set."""
+        return Policy.load(self.policy_file) if self.policy_file else Policy()

@@ -1,0 +1,43 @@
+"""The evaluator port: what acceptance a draft would have had on logged held-out requests.
+
+Knows nothing of stores, of the other draft it will be compared with, or of thresholds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from tide.domain import EvalReport, Split
+
+
+class Evaluator(ABC):
+    """Walks drafts over logged hidden states."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        draft: Path,
+        shards: Sequence[Path],
+        *,
+        bundle: Path,
+        split: Split,
+        steps: int,
+        topk: int = 1,
+        states_commit: str = "",
+    ) -> EvalReport:
+        """Acceptance of a draft, request by request, by the verify-step walk that serving does.
+
+        Args:
+            draft: draft folder (``config.json``, ``model.safetensors``).
+            shards: local shard files of ``held_out``, each with its manifest beside it.
+            bundle: head-only target bundle (for the embedding).
+            split: which conversations to walk (gate or selection).
+            steps: draft steps a verify step, as in serving.
+
+        Raises:
+            DraftError: the draft's files are refused.
+            ContractMismatch: draft, shards and bundle are not of one target.
+            EvaluationError: no request of this split is in the shards.
+        """

@@ -1,0 +1,56 @@
+"""Lineage: what stands in commit metadata, so that it is as durable as the data it describes.
+
+Owns which facts are recorded for each kind of thing, and nothing else writes commit metadata. Pure: values in, records
+out. Knows nothing of stores.
+"""
+
+from __future__ import annotations
+
+from tide.domain import DraftModel, DriftReport, LineageRecord, Promotion, Verdict
+
+
+def candidate_record(draft: DraftModel, drift: DriftReport | None) -> LineageRecord:
+    """A trained draft: from which states, which parent, under which policy and environment."""
+    parents = {"states": f"{draft.states_repository}@{draft.states_commit}" if draft.states_commit else "imported"}
+    if draft.parent:
+        parents["draft"] = draft.parent
+    facts = {
+        "policy": draft.policy or "",
+        "seed": str(draft.seed),
+        "steps": str(draft.steps),
+        "trained_tokens": str(draft.trained_tokens),
+        "target_contract": draft.target.digest(),
+        "cause": (drift.cause or "forced") if drift else "forced",
+    }
+    facts |= {f"environment.{k}": v for k, v in draft.environment.items()}
+    return LineageRecord(kind="candidate", subject=draft.digest, parents=parents, facts=facts)
+
+
+def verdict_record(verdict: Verdict) -> LineageRecord:
+    """A gate decision: on which states, between which drafts, with which statistics."""
+    return LineageRecord(
+        kind="verdict",
+        subject=verdict.digest(),
+        parents={"candidate": verdict.candidate, "incumbent": verdict.incumbent, "states": verdict.states_commit},
+        facts={
+            "outcome": verdict.outcome,
+            "difference": f"{verdict.overall.difference.estimate:.4f}",
+            "difference_low": f"{verdict.overall.difference.low:.4f}",
+            "requests": str(verdict.overall.requests),
+            "alpha": f"{verdict.alpha:.5f}",
+            "policy": verdict.policy,
+            "definition": verdict.definition,
+        },
+    )
+
+
+def promotion_record(promotion: Promotion) -> LineageRecord:
+    """A change of what serves: which draft replaced which, on whose verdict, on which replicas."""
+    parents = {"draft": promotion.draft}
+    if promotion.previous:
+        parents["previous"] = promotion.previous
+    if promotion.verdict:
+        parents["verdict"] = promotion.verdict
+    replicas = ",".join(r.replica for r in promotion.replicas)
+    facts = {"generation": str(promotion.generation), "replicas": replicas}
+    return LineageRecord(kind=promotion.kind, subject=promotion.draft, parents=parents, facts=facts)

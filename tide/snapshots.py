@@ -1,0 +1,113 @@
+"""Snapshots: what a commit of states holds, and getting the parts of it that a stage may read.
+
+Owns the layout inside the states repository (``windows/<window>/<replica>/{train,held_out}/``, ``requests.parquet``)
+as readers see it, and the choice of training shards. Works over the Store port; knows nothing of lakeFS or training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tide.domain import Shard, Snapshot, TargetContract
+from tide.errors import ContractMismatch, NotFound
+from tide.store.base import Store
+
+ROOT = "windows/"
+
+
+def manifests(store: Store, repository: str, ref: str, folder: str) -> list[tuple[str, Shard]]:
+    """Manifests of all shards of one folder (``train`` or ``held_out``), oldest first, as (object path, manifest)."""
+    found = []
+    for item in store.list(repository, ref, ROOT):
+        window, _, kind, name = (item.path.removeprefix(ROOT).split("/") + [""] * 4)[:4]
+        if window and kind == folder and name.endswith(".json"):
+            manifest = Shard.model_validate_json(store.read(repository, ref, item.path))
+            found.append((item.path.removesuffix(".json") + ".safetensors", manifest))
+    return sorted(found, key=lambda pair: (pair[1].closed_at, pair[1].name))
+
+
+def describe(store: Store, repository: str, ref: str = "main") -> Snapshot:
+    """Pin a ref to its commit and say what it holds.
+
+    Raises:
+        NotFound: nothing was harvested yet.
+        ContractMismatch: shards of two targets stand in one snapshot; a changed target starts a new lineage.
+    """
+    commit = store.head(repository, ref).id
+    shards = [m for folder in ("train", "held_out") for _, m in manifests(store, repository, commit, folder)]
+    if not shards:
+        raise NotFound(f"{repository}@{ref} holds no shards: serve some traffic and run the harvest first")
+    windows = sorted({i.path.removeprefix(ROOT).split("/")[0] for i in store.list(repository, commit, ROOT)})
+    return Snapshot(
+        repository=repository,
+        commit=commit,
+        target=_one_target(repository, shards),
+        windows=tuple(windows),
+        shards=len(shards),
+        requests=sum(len(s.requests) for s in shards),
+        rows=sum(s.rows for s in shards),
+        drafts=tuple(sorted({r.draft for s in shards for r in s.requests})),
+    )
+
+
+def _one_target(repository: str, shards: Sequence[Shard]) -> TargetContract:
+    first = shards[0].target
+    for shard in shards:
+        if parts := first.differences(shard.target):
+            raise ContractMismatch(f"{repository}: shard {shard.name[:12]}: target", parts)
+    return first
+
+
+def choose_training(
+    shards: Sequence[tuple[str, Shard]], train_tokens: int, replay_fraction: float
+) -> list[tuple[str, Shard]]:
+    """The newest ``train_tokens`` rows, of which ``replay_fraction`` come from older shards spread evenly.
+
+    Args:
+        shards: (path, manifest) of the ``train`` folder, oldest first.
+    """
+    fresh, rows = [], 0
+    budget = int(train_tokens * (1 - replay_fraction))
+    rest = list(shards)
+    while rest and rows < budget:
+        fresh.append(rest.pop())
+        rows += fresh[-1][1].rows
+    replayed, kept = int(train_tokens * replay_fraction), []
+    older = rest[:: max(1, sum(s.rows for _, s in rest) // max(1, replayed))] if replayed else []
+    for pair in older:
+        if replayed <= 0:
+            break
+        kept.append(pair)
+        replayed -= pair[1].rows
+    return kept + fresh[::-1]
+
+
+def fetch(
+    store: Store, repository: str, commit: str, chosen: Sequence[tuple[str, Shard]], destination: Path
+) -> list[Path]:
+    """Download shards, each with its manifest beside it; what is there by digest is not fetched again."""
+    destination.mkdir(parents=True, exist_ok=True)
+    local = []
+    for path, manifest in chosen:
+        file = destination / manifest.file
+        if not file.with_suffix(".json").exists():
+            store.download(repository, commit, path, file)
+            store.download(
+                repository, commit, path.removesuffix(".safetensors") + ".json", file.with_suffix(".json")
+            )
+        local.append(file)
+    return local
+
+
+def fetch_request_tables(store: Store, repository: str, commit: str, destination: Path) -> list[Path]:
+    """Download the request table of every window of a commit, oldest window first."""
+    destination.mkdir(parents=True, exist_ok=True)
+    local = []
+    for item in store.list(repository, commit, ROOT):
+        if item.path.endswith("/requests.parquet"):
+            file = destination / item.path.removeprefix(ROOT).replace("/", "-")
+            if not file.exists():
+                store.download(repository, commit, item.path, file)
+            local.append(file)
+    return local

@@ -1,0 +1,1 @@
+"""Versioned object storage: the port in base.py, lakeFS in lakefs.py."""

@@ -1,0 +1,103 @@
+"""What lakeFS and its SDK raise, turned into our errors with repository, ref and path; and which of it is retried.
+
+Owns the reading of status codes and messages of lakeFS 1.8x. Knows nothing of the operations themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import lakefs_sdk
+import tenacity
+import urllib3
+from lakefs.exceptions import LakeFSException, ObjectExistsException, ServerException
+
+from tide.errors import (
+    AlreadyExists,
+    Conflict,
+    Gone,
+    HookRefused,
+    NotFound,
+    NothingToCommit,
+    ProtectedBranch,
+    StoreError,
+    StoreUnauthorized,
+    StoreUnavailable,
+)
+
+T = TypeVar("T")
+
+VENDOR_ERRORS = (lakefs_sdk.ApiException, LakeFSException, urllib3.exceptions.HTTPError, OSError)
+
+
+@dataclass(frozen=True)
+class Where:
+    """What an operation was about; every error carries it."""
+
+    action: str
+    repository: str = ""
+    ref: str = ""
+    path: str = ""
+
+    def __str__(self) -> str:
+        parts = (("repository", self.repository), ("ref", self.ref), ("path", self.path))
+        return f"{self.action}: " + ", ".join(f"{name} {value}" for name, value in parts if value)
+
+
+def translate(error: BaseException, where: Where) -> StoreError:
+    """Our error for one of VENDOR_ERRORS."""
+    if isinstance(error, ObjectExistsException):
+        return AlreadyExists(f"{where}: an object of this name exists")
+    status, message = _status_and_message(error)
+    if status is None:
+        return StoreUnavailable(f"{where}: no answer from lakeFS ({message}); is it running, is the address right?")
+    return _kind(status, message, where)(f"{where}: {message or 'no message'} (HTTP {status})")
+
+
+def retrying(attempts: int, sleep: Callable[[float], None]) -> tenacity.Retrying:
+    """Retries, with jitter, of what raised one of our transient errors; anything else is raised at once."""
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(StoreUnavailable),
+        stop=tenacity.stop_after_attempt(attempts),
+        wait=tenacity.wait_exponential_jitter(initial=0.1, max=5.0, jitter=0.2),
+        sleep=sleep,
+        reraise=True,
+    )
+
+
+def _status_and_message(error: BaseException) -> tuple[int | None, str]:
+    if isinstance(error, ServerException):
+        cause = error.__cause__
+        message = error.body.get("message", "") if isinstance(error.body, dict) else ""
+        if not message and isinstance(cause, lakefs_sdk.ApiException):
+            message = _message(cause.body)
+        return error.status_code, message or str(error.reason or "")
+    if isinstance(error, lakefs_sdk.ApiException):
+        # Status 0 is the SDK's word for a failed TLS handshake.
+        return error.status or None, _message(error.body) or str(error.reason or "")
+    return None, str(error)
+
+
+def _message(body: object) -> str:
+    try:
+        parsed = json.loads(body) if isinstance(body, str | bytes) else None
+    except ValueError:
+        return str(body)[:300]
+    return str(parsed.get("message", "")) if isinstance(parsed, dict) else ""
+
+
+def _kind(status: int, message: str, where: Where) -> type[StoreError]:
+    text = message.lower()
+    if status in (429, 502, 503, 504) or (status == 500 and "locked" in text):
+        return StoreUnavailable
+    if status == 400:
+        return NothingToCommit if "no changes" in text else Conflict if "dirty" in text else StoreError
+    if status == 403:
+        return ProtectedBranch if "protect" in text or where.action in ("put", "commit", "delete") else StoreUnauthorized
+    if status == 412:
+        return AlreadyExists if where.action == "put" else HookRefused
+    known = {401: StoreUnauthorized, 404: NotFound, 409: Conflict, 410: Gone}
+    return known.get(status, StoreError)

@@ -1,0 +1,1 @@
+"""Draft training: the port in base.py, SpecForge in specforge.py."""
