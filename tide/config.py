@@ -36,10 +36,15 @@ class DriftPolicy(Record):
     """h, in standard deviations. Calibrated in FACTS: <= 1% false alarms per 500 requests."""
     consecutive_windows: int = Field(default=2, ge=1)
     input_js_threshold: float = Field(default=0.1, gt=0, le=1)
-    """Jensen-Shannon distance of hashed-token histograms that counts as moved inputs."""
+    """Jensen-Shannon distance of hashed-token histograms, sampling noise taken off, that counts as moved inputs."""
+    length_js_threshold: float = Field(default=0.3, gt=0, le=1)
+    """The same for prompt and response lengths in powers of two."""
+    script_js_threshold: float = Field(default=0.2, gt=0, le=1)
+    """The same for the mix of scripts."""
     bootstrap_tokens: int = Field(default=20_000, ge=1)
     """Training tokens that must be there before a first draft, or a draft in place of an imported one, is trained."""
     growth_factor: float = Field(default=2.0, gt=1)
+    """Training tokens since the incumbent was trained, over those it was trained on, that promise headroom."""
 
 
 class PromotionPolicy(Record):
@@ -71,6 +76,12 @@ class Policy(Record):
     """Newest training rows taken for a run."""
     replay_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Share of the run's rows taken from older windows."""
+    draft_steps: int = Field(default=3, ge=1, le=16)
+    """Draft steps of a verify step that a first draft is judged at, and then served with."""
+    gate_requests: int = Field(default=200, ge=1)
+    """Newest gate requests that a verdict is made on: the gate generation."""
+    selection_requests: int = Field(default=100, ge=1)
+    """Newest selection requests that checkpoints are compared on."""
     offline_live_tolerance: float = Field(default=0.02, gt=0)
 
     @classmethod
@@ -103,7 +114,36 @@ class Settings(BaseSettings):
     """Admin key of the replicas' swap route."""
     spool: Path | None = None
     draft_dir: Path | None = None
-    target_model: Path | None = None
+    target_bundle: Path | None = None
+    """Head-only target; ``tide up`` makes it under ``home``, a training worker gets it shipped."""
+    restart_command: str = ""
+    """Command that restarts a replica when a hot swap cannot do: before the first draft.
+
+    ``{draft}`` stands for the draft's digest, ``{steps}`` for ``draft_steps`` of the policy.
+    """
+
+    @property
+    def bundle(self) -> Path:
+        """Folder of the head-only target bundle."""
+        return self.target_bundle or self.home / "bundle"
+
+    @property
+    def drafts(self) -> Path:
+        """DRAFT_DIR of the replica on this host."""
+        return self.draft_dir or self.home / "drafts"
+
+    @property
+    def spool_folder(self) -> Path:
+        """Spool of the replica on this host."""
+        return self.spool or self.home / "spool"
+
+    @property
+    def replica_urls(self) -> dict[str, str]:
+        """Replicas by name. Raises ConfigError when ``TIDE_REPLICAS`` is malformed."""
+        pairs = [part.strip().partition("=") for part in self.replicas.split(",") if part.strip()]
+        if not pairs or any(not name or not url.startswith("http") for name, _, url in pairs):
+            raise ConfigError(f"TIDE_REPLICAS is {self.replicas!r}; expected name=http://host:port[,name=url...]")
+        return {name: url for name, _, url in pairs}
 
     @property
     def states_repository(self) -> str:

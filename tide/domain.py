@@ -22,7 +22,7 @@ GATE_BUCKETS = range(0, 10)
 SELECTION_BUCKETS = range(10, 15)
 
 
-class Record(BaseModel):
+class Value(BaseModel):
     """A frozen value; unknown fields are an error, so that a newer record is never half-read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,6 +30,10 @@ class Record(BaseModel):
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces; what digests are taken of."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+class Record(Value):
+    """A value that is known by the digest of what it says."""
 
     def digest(self) -> str:
         """sha256 of the canonical JSON."""
@@ -168,6 +172,51 @@ class RequestSegment(Record):
         return f"{self.name}.parquet"
 
 
+class WindowManifest(Record):
+    """What one replica captured in one window: ``windows/<window>/<replica>/manifest.json``."""
+
+    schema_version: Literal[1] = 1
+    window: str
+    replica: str
+    target: TargetContract | None
+    """None when nothing of the window could be used."""
+    shards: tuple[str, ...]
+    """sha256 of each, sorted."""
+    segments: tuple[str, ...]
+    """sha256 of the pieces that ``requests.parquet`` was merged from, sorted."""
+    rows: int
+    requests: int
+    """Rows of the request table."""
+    drafts: tuple[str, ...]
+    """Digests of the drafts that served."""
+    engines: tuple[str, ...]
+    dropped: dict[str, int]
+    excluded: dict[str, int]
+    quarantined: dict[str, str]
+    """Rule by file name."""
+
+
+class HarvestResult(Record):
+    """What one harvest brought in."""
+
+    repository: str
+    commit: str | None
+    """Head of ``main`` after it; None when no window was closed."""
+    windows: tuple[str, ...] = ()
+    shards: int = 0
+    rows: int = 0
+    requests: int = 0
+    size: int = 0
+    """Bytes of new shards."""
+    duplicates: int = 0
+    """Shards that ``main`` had already, not stored again."""
+    quarantined: dict[str, int] = Field(default_factory=dict)
+    """Files refused, by rule."""
+    dropped: dict[str, int] = Field(default_factory=dict)
+    """Rows lost while capturing, by reason, as the manifests say."""
+    excluded: dict[str, int] = Field(default_factory=dict)
+
+
 class Snapshot(Record):
     """An immutable commit of states, and what it holds."""
 
@@ -209,7 +258,7 @@ class TrainingProgress(Record):
     eta_s: float | None
 
 
-class DraftModel(Record):
+class DraftModel(Value):
     """A draft and where it comes from."""
 
     schema_version: Literal[1] = 1
@@ -329,7 +378,7 @@ class Verdict(Record):
     sampling: str = "greedy"
 
 
-class ServingDraft(Record):
+class ServingDraft(Value):
     """A draft in serving, and the verdict that put it there."""
 
     digest: Digest

@@ -6,6 +6,7 @@ rollback works with it down. Knows nothing of why a draft is promoted.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from tide import lineage
 from tide.domain import DraftModel, Promotion, ReplicaSwap, Serving, ServingDraft
 from tide.engine.base import Engine
-from tide.errors import Conflict, EngineError, NotFound, StoreError, TideError
+from tide.errors import Conflict, EngineError, NotFound, NothingToCommit, StoreError, TideError
 from tide.store.base import Store
 
 SERVING = "serving.json"
@@ -117,21 +118,31 @@ def promote(
 def swap_all(
     replicas: Sequence[Engine], digest: str, incumbent: str | None, draft_dir: Path, restart: Restart | None
 ) -> list[ReplicaSwap]:
-    """Swap replica by replica; when one fails, those already changed get the incumbent back, and the failure goes on."""
-    done: list[tuple[Engine, ReplicaSwap]] = []
+    """Swap replica by replica; when one fails, those already changed get the incumbent back, and it is raised."""
+    done: list[ReplicaSwap] = []
     mark_serving(draft_dir, digest)
     try:
         for replica in replicas:
-            done.append((replica, _swap_one(replica, digest, restart)))
+            done.append(_swap_one(replica, digest, restart))  # noqa: PERF401 (on a failure, those done count)
     except TideError:
-        if incumbent:
-            mark_serving(draft_dir, incumbent)
-            for replica, _ in done:
-                replica.swap_draft(incumbent)
-        else:
-            (draft_dir / "serving").unlink(missing_ok=True)
+        _restore(replicas[: len(done) + 1], incumbent, draft_dir)
         raise
-    return [swap for _, swap in done]
+    return done
+
+
+def _restore(replicas: Sequence[Engine], incumbent: str | None, draft_dir: Path) -> None:
+    """Give the incumbent back to every replica touched, the failing one included: it may have failed after applying.
+
+    A replica that does not answer loads the incumbent when it starts again, and ``reconcile`` sees to the rest.
+    """
+    if incumbent is None:
+        (draft_dir / "serving").unlink(missing_ok=True)
+        return
+    mark_serving(draft_dir, incumbent)
+    for replica in replicas:
+        with contextlib.suppress(EngineError):
+            if replica.active_draft() != incumbent:
+                replica.swap_draft(incumbent)
 
 
 def _swap_one(replica: Engine, digest: str, restart: Restart | None) -> ReplicaSwap:
@@ -149,9 +160,16 @@ def _swap_one(replica: Engine, digest: str, restart: Restart | None) -> ReplicaS
 
 
 def _merge_serving(store: Store, repository: str, source: str, serving: Serving, promotion: Promotion) -> None:
+    """One branch from main that rewrites ``serving.json``: who merges second gets a Conflict."""
     branch = f"serving-{serving.generation}-{promotion.draft[:12]}"
     record = lineage.promotion_record(promotion).to_metadata()
-    store.create_branch(repository, branch, source)
+    store.create_branch(repository, branch, "main")
+    found = read_serving(store, repository, branch).generation
+    if found != serving.generation - 1:
+        raise Conflict(f"{repository}: serving went to generation {found} meanwhile: evaluate the candidate again")
+    if source != "main":
+        with contextlib.suppress(NothingToCommit):
+            store.merge(repository, source, branch, f"candidate {promotion.draft[:12]}", record)
     store.put(repository, branch, SERVING, serving.to_json().encode())
     store.put(repository, branch, f"promotions/{serving.generation:06d}.json", promotion.to_json().encode())
     store.commit(repository, branch, f"serve {promotion.draft[:12]} as generation {serving.generation}", record)

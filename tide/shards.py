@@ -160,7 +160,9 @@ def read_manifest(path: Path) -> Shard:
     try:
         return Shard.model_validate_json(manifest.read_bytes())
     except FileNotFoundError as error:
-        raise ShardError(path.name, "no_manifest", f"{manifest} does not exist, so the shard does not either") from error
+        raise ShardError(
+            path.name, "no_manifest", f"{manifest} does not exist, so the shard does not either"
+        ) from error
     except ValidationError as error:
         raise ShardError(path.name, "bad_manifest", str(error).replace("\n", " ")[:400]) from error
 
@@ -183,7 +185,7 @@ class ShardReader:
     def __enter__(self) -> ShardReader:
         try:
             self._file: Any = safe_open(str(self.path), framework="pt")
-            self._file.__enter__()
+            self._file.__enter__()  # type: ignore[no-untyped-call]
         except (SafetensorError, OSError) as error:
             raise ShardError(self.path.name, "truncated", f"cannot be read: {error}") from error
         self._heads()
@@ -244,7 +246,9 @@ def _check_layout(name: str, file: Any, manifest: Shard) -> None:
 
 def _check_offsets(name: str, offsets: torch.Tensor, manifest: Shard) -> None:
     if int(offsets[0]) != 0 or int(offsets[-1]) != manifest.rows:
-        raise ShardError(name, "bad_offsets", f"offsets run {int(offsets[0])}..{int(offsets[-1])}, rows {manifest.rows}")
+        raise ShardError(
+            name, "bad_offsets", f"offsets run {int(offsets[0])}..{int(offsets[-1])}, rows {manifest.rows}"
+        )
     backwards = (offsets[1:] <= offsets[:-1]).nonzero().flatten()
     if len(backwards):
         raise ShardError(name, "bad_offsets", "offsets are not increasing", int(backwards[0]))

@@ -6,10 +6,11 @@ as readers see it, and the choice of training shards. Works over the Store port;
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tide.domain import Shard, Snapshot, TargetContract
+from tide.domain import Shard, Snapshot, Split, TargetContract, split_of
 from tide.errors import ContractMismatch, NotFound
 from tide.store.base import Store
 
@@ -83,6 +84,20 @@ def choose_training(
     return kept + fresh[::-1]
 
 
+def choose_held_out(shards: Sequence[tuple[str, Shard]], split: Split, requests: int) -> list[tuple[str, Shard]]:
+    """The newest held-out shards that together hold this many requests of a split, oldest first; all when too few."""
+    chosen: list[tuple[str, Shard]] = []
+    found = 0
+    for pair in reversed(shards):
+        if found >= requests:
+            break
+        own = sum(split_of(r.conversation) is split for r in pair[1].requests)
+        if own:
+            chosen.append(pair)
+            found += own
+    return chosen[::-1]
+
+
 def fetch(
     store: Store, repository: str, commit: str, chosen: Sequence[tuple[str, Shard]], destination: Path
 ) -> list[Path]:
@@ -93,19 +108,26 @@ def fetch(
         file = destination / manifest.file
         if not file.with_suffix(".json").exists():
             store.download(repository, commit, path, file)
-            store.download(
-                repository, commit, path.removesuffix(".safetensors") + ".json", file.with_suffix(".json")
-            )
+            store.download(repository, commit, path.removesuffix(".safetensors") + ".json", file.with_suffix(".json"))
         local.append(file)
     return local
 
 
-def fetch_request_tables(store: Store, repository: str, commit: str, destination: Path) -> list[Path]:
-    """Download the request table of every window of a commit, oldest window first."""
+def fetch_request_tables(
+    store: Store, repository: str, commit: str, destination: Path, *, since: float = 0.0
+) -> list[Path]:
+    """Download the request tables of a commit, oldest window first.
+
+    Args:
+        since: leave out windows that began more than a day before this time, seconds since the epoch. Windows are
+            named by their start; a day is longer than any window.
+    """
+    oldest = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(max(0.0, since - 86_400)))
     destination.mkdir(parents=True, exist_ok=True)
     local = []
     for item in store.list(repository, commit, ROOT):
-        if item.path.endswith("/requests.parquet"):
+        window = item.path.removeprefix(ROOT).split("/")[0]
+        if item.path.endswith("/requests.parquet") and window >= oldest:
             file = destination / item.path.removeprefix(ROOT).replace("/", "-")
             if not file.exists():
                 store.download(repository, commit, item.path, file)

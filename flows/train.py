@@ -1,0 +1,26 @@
+"""Training, on the mi250 pool: a candidate draft from a states commit."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from tasks.train import fetch_parent, publish_candidate, select_checkpoint, train_draft
+from tasks.version import fetch_training_shards, pin_snapshot
+from tide.domain import DraftModel, DriftReport
+
+
+@flow(name="train", log_prints=True)
+def train(branch: str, states_ref: str = "main", drift: DriftReport | None = None) -> DraftModel:
+    """Train a candidate and publish it on ``branch`` of the drafts repository.
+
+    Args:
+        branch: branch to publish on; the caller finds the candidate there.
+        states_ref: states commit (or branch) to train on.
+        drift: the report that asked for it, for the lineage.
+    """
+    snapshot = pin_snapshot(states_ref)
+    shards = fetch_training_shards(snapshot)
+    parent = fetch_parent()
+    result = train_draft(snapshot, shards, parent)
+    chosen = select_checkpoint(result, snapshot)
+    return publish_candidate(branch, chosen, result, snapshot, parent, drift)

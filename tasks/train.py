@@ -1,0 +1,156 @@
+"""Train: a candidate from a snapshot, the checkpoint chosen by a walk, published on a branch of its own."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect import get_run_logger
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.client.schemas.objects import FlowRun
+from prefect.deployments import run_deployment
+
+from tasks.serve import serving_steps
+from tasks.stage import cache_folder, stage
+from tasks.version import fetch_held_out_shards
+from tide import candidates, rollout, wiring
+from tide.domain import DraftModel, DriftReport, Snapshot, Split, TrainingProgress
+from tide.draft_files import load_draft
+from tide.errors import TrainingError
+from tide.trainer.base import Checkpoint, ProgressCallback, TrainingData, TrainingResult
+
+
+@stage("request training")
+def request_training(snapshot: Snapshot, drift: DriftReport) -> str:
+    """Run the ``train`` deployment on its own work pool and wait for it.
+
+    Returns:
+        The branch of the drafts repository that holds the candidate.
+
+    Raises:
+        TrainingError: the run did not complete; names the run and its state.
+    """
+    branch = f"candidate-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{snapshot.commit[:8]}"
+    parameters = {"branch": branch, "states_ref": snapshot.commit, "drift": drift.model_dump(mode="json")}
+    run = run_deployment("train/train", parameters=parameters, idempotency_key=branch)
+    assert isinstance(run, FlowRun)  # Prefect types the call for async callers as well
+    if run.state is None or not run.state.is_completed():
+        raise TrainingError(f"flow run {run.name} ({run.id}) ended {run.state}: see its log in the Prefect UI")
+    return branch
+
+
+@stage("fetch parent draft")
+def fetch_parent() -> Path | None:
+    """Local folder of the draft in serving, or None when there is none yet."""
+    config = wiring.settings()
+    store = wiring.store(config)
+    stable = rollout.read_serving(store, config.drafts_repository).stable
+    if stable is None:
+        return None
+    return rollout.install_draft(store, config.drafts_repository, "main", stable.digest, cache_folder("drafts"))
+
+
+@stage("train draft")
+def train_draft(snapshot: Snapshot, shards: Sequence[Path], parent: Path | None) -> TrainingResult:
+    """Train with SpecForge; progress goes to the log and to a progress artifact. The folder is this run's own."""
+    config = wiring.settings()
+    workdir = config.home / "train" / uuid.uuid4().hex[:12]
+    workdir.mkdir(parents=True)
+    return wiring.trainer().train(
+        TrainingData(shards=tuple(shards), target=snapshot.target),
+        config.policy().train,
+        parent=parent,
+        bundle=config.bundle,
+        workdir=workdir,
+        on_progress=_progress_to_prefect(),
+    )
+
+
+def _progress_to_prefect() -> ProgressCallback:
+    logger = get_run_logger()
+    artifact = create_progress_artifact(progress=0.0, key="training-progress", description="steps done, percent")
+    assert isinstance(artifact, uuid.UUID)  # Prefect types the call for async callers as well
+
+    def report(progress: TrainingProgress) -> None:
+        loss = "-" if progress.loss is None else f"{progress.loss:.3f}"
+        eta = "-" if progress.eta_s is None else f"{progress.eta_s:.0f} s"
+        logger.info("step %d/%d loss %s, %s to go", progress.step, progress.total_steps, loss, eta)
+        percent = 100.0 * progress.step / max(1, progress.total_steps)
+        update_progress_artifact(artifact_id=artifact, progress=min(100.0, percent))
+
+    return report
+
+
+@stage("select checkpoint")
+def select_checkpoint(result: TrainingResult, snapshot: Snapshot) -> tuple[Checkpoint, float | None]:
+    """The checkpoint with the best walk on the selection split, which neither training nor the gate sees.
+
+    The loss is no guide: it keeps falling after acceptance has peaked. Without selection requests the last one is
+    taken, and its acceptance is None.
+    """
+    config = wiring.settings()
+    shards = fetch_held_out_shards.fn(snapshot, Split.SELECTION, config.policy().selection_requests)
+    if not result.checkpoints:
+        raise TrainingError("the run left no checkpoint; see its log in the training folder")
+    if not shards:
+        get_run_logger().warning("no selection requests in %s: the last checkpoint is taken", snapshot.commit[:12])
+        return result.checkpoints[-1], None
+    steps = serving_steps()
+    scored = []
+    for checkpoint in result.checkpoints:
+        report = wiring.evaluator().evaluate(
+            checkpoint.draft, shards, bundle=config.bundle, split=Split.SELECTION, steps=steps
+        )
+        get_run_logger().info("step %d: acceptance length %.3f", checkpoint.step, report.acceptance_length)
+        scored.append((report.acceptance_length, checkpoint))
+    best, chosen = max(scored, key=lambda pair: pair[0])
+    return chosen, best
+
+
+@stage("publish candidate")
+def publish_candidate(
+    branch: str,
+    chosen: tuple[Checkpoint, float | None],
+    result: TrainingResult,
+    snapshot: Snapshot,
+    parent: Path | None,
+    drift: DriftReport | None,
+) -> DraftModel:
+    """Put the candidate on a branch of the drafts repository: weights, configuration, record, lineage."""
+    config = wiring.settings()
+    policy, store, checkpoint = config.policy(), wiring.store(config), chosen[0]
+    files = load_draft(checkpoint.draft, expected=checkpoint.digest)
+    draft = DraftModel(
+        digest=checkpoint.digest,
+        contract=files.contract,
+        target=snapshot.target,
+        parent=parent.name if parent else None,
+        states_repository=snapshot.repository,
+        states_commit=snapshot.commit,
+        trained_tokens=result.tokens,
+        trained_requests=result.samples,
+        steps=checkpoint.step,
+        max_length=policy.train.max_length,
+        selection_acceptance_length=chosen[1],
+        policy=policy.digest(),
+        seed=policy.train.seed,
+        environment=result.environment,
+        created_at=time.time(),
+    )
+    candidates.publish(store, config.drafts_repository, branch, checkpoint.draft, draft, drift)
+    _tidy(checkpoint, draft.digest)
+    return draft
+
+
+def _tidy(checkpoint: Checkpoint, digest: str) -> None:
+    """Keep the candidate in the local cache for its evaluation; the run's scratch folder goes."""
+    kept = cache_folder("drafts") / digest
+    if not kept.exists():
+        shutil.copytree(checkpoint.draft, kept)
+    runs = (wiring.settings().home / "train").absolute()
+    for folder in checkpoint.draft.absolute().parents:
+        if folder.parent == runs:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,35 @@
+"""Version: pin what was harvested, so that every later stage speaks of one commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.stage import cache_folder, stage
+from tide import snapshots, wiring
+from tide.domain import Snapshot, Split
+
+
+@stage("pin snapshot")
+def pin_snapshot(ref: str = "main") -> Snapshot:
+    """The states commit a ref points at now, and what it holds."""
+    config = wiring.settings()
+    return snapshots.describe(wiring.store(config), config.states_repository, ref)
+
+
+@stage("fetch training shards")
+def fetch_training_shards(snapshot: Snapshot) -> tuple[Path, ...]:
+    """Local copies of the shards this policy trains on; ``held_out`` is never listed."""
+    config = wiring.settings()
+    policy, store = config.policy(), wiring.store(config)
+    shards = snapshots.manifests(store, snapshot.repository, snapshot.commit, "train")
+    chosen = snapshots.choose_training(shards, policy.train_tokens, policy.replay_fraction)
+    return tuple(snapshots.fetch(store, snapshot.repository, snapshot.commit, chosen, cache_folder("train")))
+
+
+@stage("fetch held-out shards")
+def fetch_held_out_shards(snapshot: Snapshot, split: Split, requests: int) -> tuple[Path, ...]:
+    """Local copies of the newest held-out shards with this many requests of a split; ``train`` is never read."""
+    store = wiring.store(wiring.settings())
+    shards = snapshots.manifests(store, snapshot.repository, snapshot.commit, "held_out")
+    chosen = snapshots.choose_held_out(shards, split, requests)
+    return tuple(snapshots.fetch(store, snapshot.repository, snapshot.commit, chosen, cache_folder("held_out")))

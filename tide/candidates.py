@@ -1,0 +1,38 @@
+"""A candidate on its branch: how a draft folder with its record is published to the drafts repository.
+
+Works over the Store port. Knows nothing of who trained the draft or what becomes of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tide import lineage
+from tide.domain import DraftModel, DriftReport
+from tide.draft_files import load_draft, write_record
+from tide.rollout import draft_prefix
+from tide.store.base import Store
+
+FILES = ("config.json", "draft.json", "model.safetensors")
+
+
+def publish(
+    store: Store, repository: str, branch: str, folder: Path, draft: DraftModel, drift: DriftReport | None
+) -> None:
+    """Put weights, configuration and record on a branch of their own, with their lineage.
+
+    Args:
+        folder: draft folder; the record is written beside the weights first.
+
+    Raises:
+        DraftError: the folder does not hold the draft of the record.
+    """
+    load_draft(folder, expected=draft.digest)
+    write_record(folder, draft)
+    store.create_repository(repository)
+    store.create_branch(repository, branch, "main")
+    for name in FILES:
+        store.put(repository, branch, f"{draft_prefix(draft.digest)}{name}", folder / name)
+    store.commit(
+        repository, branch, f"candidate {draft.digest[:12]}", lineage.candidate_record(draft, drift).to_metadata()
+    )

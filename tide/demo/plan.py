@@ -1,0 +1,104 @@
+"""How much the demo does: sizes of its phases, its policy, and the seconds they take at reference speed.
+
+Owns the numbers of the story, in one place. Knows nothing of how a phase is carried out.
+"""
+
+from __future__ import annotations
+
+from tide.config import CapturePolicy, DriftPolicy, Policy, PromotionPolicy
+from tide.domain import TrainingConfig, Value
+
+
+class Plan(Value):
+    """Sizes of one telling."""
+
+    first_requests: int
+    """Served before any draft exists; the static draft is trained on them."""
+    baseline_requests: int
+    """Served right after the first promotion: what drift is measured against."""
+    shifted_requests: int
+    """Served after the shift, before the first look of the drift gate."""
+    second_look_requests: int
+    """Served between its first and second look: inputs must have moved in two windows."""
+    first_tokens: int
+    shifted_tokens: int
+    """Generated tokens a request at most, before and after the shift."""
+    harvest_concurrency: int
+    static_steps: int
+    adapted_steps: int
+    measure: dict[int, int]
+    """Requests of one measured pass, by concurrency."""
+    measure_tokens: int
+    repeats: int
+    seconds: dict[str, float]
+    """Expected seconds of each step at reference speed."""
+
+
+FULL = Plan(
+    first_requests=400,
+    baseline_requests=60,
+    shifted_requests=240,
+    second_look_requests=50,
+    first_tokens=96,
+    shifted_tokens=80,
+    harvest_concurrency=16,
+    static_steps=360,
+    adapted_steps=240,
+    measure={1: 6, 4: 16},
+    measure_tokens=64,
+    repeats=3,
+    seconds={
+        "start": 60,
+        "serve without a draft": 210,
+        "first cycle": 420,
+        "serve with the static draft": 60,
+        "shift the traffic": 210,
+        "second cycle": 330,
+        "measure": 330,
+    },
+)
+FAST = Plan(
+    first_requests=64,
+    baseline_requests=24,
+    shifted_requests=64,
+    second_look_requests=24,
+    first_tokens=48,
+    shifted_tokens=40,
+    harvest_concurrency=16,
+    static_steps=24,
+    adapted_steps=16,
+    measure={1: 2, 4: 4},
+    measure_tokens=32,
+    repeats=1,
+    seconds={
+        "start": 60,
+        "serve without a draft": 30,
+        "first cycle": 110,
+        "serve with the static draft": 25,
+        "shift the traffic": 35,
+        "second cycle": 110,
+        "measure": 60,
+    },
+)
+
+
+def policy(plan: Plan, steps: int) -> Policy:
+    """The policy of one cycle of the demo: short windows and few requests, the same gates as in production.
+
+    Args:
+        steps: optimiser steps of the training run.
+    """
+    return Policy(
+        capture=CapturePolicy(window_s=5),
+        drift=DriftPolicy(
+            min_requests=min(30, plan.second_look_requests),
+            baseline_requests=max(2, plan.baseline_requests * 2 // 3),
+            bootstrap_tokens=500,
+        ),
+        # Steps, not epochs, end a run of the demo: its length must be foreseeable.
+        train=TrainingConfig(epochs=50, max_steps=steps, learning_rate=1e-3, checkpoints=3),
+        promotion=PromotionPolicy(min_requests=5, min_slice_requests=5),
+        train_tokens=60_000,
+        gate_requests=30,
+        selection_requests=20,
+    )

@@ -1,0 +1,62 @@
+"""The ledger: write-once records of what was decided, refusals included, on a branch of the drafts repository.
+
+Owns the branch, the names (sortable by time) and that nothing is rewritten. Knows nothing of what the records mean.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import TypeVar
+
+from tide.domain import Record
+from tide.errors import NotFound
+from tide.store.base import Store
+
+BRANCH = "ledger"
+ROOT = "ledger/"
+
+R = TypeVar("R", bound=Record)
+
+
+def append(
+    store: Store,
+    repository: str,
+    kind: str,
+    record: Record,
+    *,
+    attachments: Mapping[str, bytes] | None = None,
+    at: float | None = None,
+) -> str:
+    """Write one record, with files that belong to it, in one commit.
+
+    Args:
+        kind: ``drift``, ``verdict``, ``promotion`` ...
+        attachments: content by file suffix, for example ``{".html": ...}``.
+        at: seconds since the epoch; now when None.
+
+    Returns:
+        Path of the record on the ledger branch.
+    """
+    store.create_repository(repository)
+    store.create_branch(repository, BRANCH, "main")
+    moment = time.time() if at is None else at
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment)) + f"{int(moment * 1000) % 1000:03d}Z"
+    name = f"{ROOT}{stamp}-{kind}-{uuid.uuid4().hex[:8]}"
+    for suffix, content in (attachments or {}).items():
+        store.put(repository, BRANCH, name + suffix, content, if_absent=True)
+    store.put(repository, BRANCH, f"{name}.json", record.to_json().encode(), if_absent=True)
+    store.commit(repository, BRANCH, f"{kind} {record.digest()[:12]}", {"tide.ledger": kind})
+    return f"{name}.json"
+
+
+def newest(store: Store, repository: str, kind: str, model: type[R]) -> R | None:
+    """The latest record of a kind, or None."""
+    try:
+        names = [
+            i.path for i in store.list(repository, BRANCH, ROOT) if i.path.endswith(".json") and f"-{kind}-" in i.path
+        ]
+    except NotFound:
+        return None
+    return model.model_validate_json(store.read(repository, BRANCH, max(names))) if names else None
