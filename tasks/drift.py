@@ -9,7 +9,9 @@ from prefect.artifacts import create_markdown_artifact
 
 from tasks.stage import cache_folder, stage
 from tide import drift, drift_report, ledger, requests, rollout, snapshots, wiring
+from tide.baseline import Baseline
 from tide.domain import DraftModel, DriftReport, Snapshot
+from tide.request_stats import RequestStats
 
 
 @stage("detect drift")
@@ -36,11 +38,19 @@ def detect_drift(snapshot: Snapshot) -> DriftReport:
         previous=previous,
         states_commit=snapshot.commit,
     )
-    html = drift_report.render_split(table, baseline.until) if baseline else None
+    html = _evidently(stats, baseline, snapshot.commit) if baseline else None
     attachments = {".html": html} if html else {}
     path = ledger.append(store, config.drafts_repository, "drift", report, attachments=attachments)
     _show(report, path if html else None)
     return report
+
+
+def _evidently(stats: RequestStats, baseline: Baseline, commit: str) -> bytes | None:
+    """Evidently's report on the requests since the baseline against the baseline's; None when it cannot be made."""
+    later = stats.finished_at > baseline.until
+    current, reference = (drift_report.frame_of(stats.take(rows)) for rows in (later, ~later))
+    path = drift_report.render(current, reference, cache_folder("reports") / f"drift-{commit[:16]}.html")
+    return path.read_bytes() if path else None
 
 
 def _incumbent() -> DraftModel | None:

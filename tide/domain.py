@@ -178,21 +178,21 @@ class WindowManifest(Record):
     schema_version: Literal[1] = 1
     window: str
     replica: str
-    target: TargetContract | None
+    target: TargetContract | None = None
     """None when nothing of the window could be used."""
-    shards: tuple[str, ...]
+    shards: tuple[str, ...] = ()
     """sha256 of each, sorted."""
-    segments: tuple[str, ...]
+    segments: tuple[str, ...] = ()
     """sha256 of the pieces that ``requests.parquet`` was merged from, sorted."""
-    rows: int
-    requests: int
+    rows: int = 0
+    requests: int = 0
     """Rows of the request table."""
-    drafts: tuple[str, ...]
+    drafts: tuple[str, ...] = ()
     """Digests of the drafts that served."""
-    engines: tuple[str, ...]
-    dropped: dict[str, int]
-    excluded: dict[str, int]
-    quarantined: dict[str, str]
+    engines: tuple[str, ...] = ()
+    dropped: dict[str, int] = Field(default_factory=dict)
+    excluded: dict[str, int] = Field(default_factory=dict)
+    quarantined: dict[str, str] = Field(default_factory=dict)
     """Rule by file name."""
 
 

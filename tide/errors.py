@@ -1,31 +1,31 @@
 """Every failure TIDE raises on purpose. An outside failure is one of these by the time it leaves an adapter.
 
-    TideError                     .transient says whether a retry may help; only such errors are retried
-    ├── ConfigError               a setting or a policy value is missing or out of range
-    ├── BadInputError             a file or a record is not what it should be
-    │   ├── ShardError            names shard, row and rule
-    │   ├── DraftError            a draft's files or weights are refused
-    │   └── TrafficError          a file of prompts
-    ├── ContractMismatch          two things that must share an identity do not; names the part
-    ├── StoreError                names repository, ref and path
-    │   ├── StoreUnavailable      (transient) no answer, throttled, branch locked
-    │   ├── StoreUnauthorized     keys refused
-    │   ├── NotFound              no such repository, ref or object
-    │   ├── Gone                  the object was listed but its bytes were deleted
-    │   ├── AlreadyExists         a write-once name was taken
-    │   ├── Conflict              a merge lost a race
-    │   ├── NothingToCommit       the branch has no change
-    │   ├── ProtectedBranch       direct writes are refused
-    │   └── HookRefused           a pre-merge hook said no
-    ├── EngineError
-    │   ├── EngineUnavailable     (transient) no answer, or not healthy
-    │   └── SwapRefused           the draft was not changed; the reason says why
-    ├── TrainingError
-    │   ├── TrainingDiverged      loss 0 or not finite
-    │   ├── TrainingStalled       no step within the deadline
-    │   └── TrainingCancelled     asked to stop; the process group has ended
-    ├── EvaluationError           nothing to evaluate, or not comparable
-    └── ServiceError              a local process could not be started, or did not become ready
+TideError                     .transient says whether a retry may help; only such errors are retried
+├── ConfigError               a setting or a policy value is missing or out of range
+├── BadInputError             a file or a record is not what it should be
+│   ├── ShardError            names shard, row and rule
+│   ├── DraftError            a draft's files or weights are refused
+│   └── TrafficError          a file of prompts
+├── ContractMismatch          two things that must share an identity do not; names the part
+├── StoreError                names repository, ref and path
+│   ├── StoreUnavailable      (transient) no answer, throttled, branch locked
+│   ├── StoreUnauthorized     keys refused
+│   ├── NotFound              no such repository, ref or object
+│   ├── Gone                  the object was listed but its bytes were deleted
+│   ├── AlreadyExists         a write-once name was taken
+│   ├── Conflict              a merge lost a race
+│   ├── NothingToCommit       the branch has no change
+│   ├── ProtectedBranch       direct writes are refused
+│   └── HookRefused           a pre-merge hook said no
+├── EngineError
+│   ├── EngineUnavailable     (transient) no answer, or not healthy
+│   └── SwapRefused           the draft was not changed; the reason says why
+├── TrainingError
+│   ├── TrainingDiverged      loss 0 or not finite
+│   ├── TrainingStalled       no step within the deadline
+│   └── TrainingCancelled     asked to stop; the process group has ended
+├── EvaluationError           nothing to evaluate, or not comparable
+└── ServiceError              a local process could not be started, or did not become ready
 """
 
 from __future__ import annotations
@@ -130,6 +130,12 @@ class ProtectedBranch(StoreError):
 
 class HookRefused(StoreError):
     """A pre-merge hook refused; nothing was merged."""
+
+
+class SpoolBusy(TideError):
+    """Another harvester holds the spool."""
+
+    transient = True
 
 
 class EngineError(TideError):

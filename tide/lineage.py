@@ -6,7 +6,28 @@ out. Knows nothing of stores.
 
 from __future__ import annotations
 
-from tide.domain import DraftModel, DriftReport, LineageRecord, Promotion, Verdict
+from tide.domain import DraftModel, DriftReport, LineageRecord, Promotion, Verdict, WindowManifest
+
+
+def states_record(manifest: WindowManifest) -> LineageRecord:
+    """What stands in the metadata of a window's commit: windows, engine, target and the drafts that served."""
+    target = manifest.target
+    return LineageRecord(
+        kind="states",
+        subject=f"{manifest.window}/{manifest.replica}",
+        parents={},
+        facts={
+            "windows": manifest.window,
+            "replica": manifest.replica,
+            "engine": ",".join(manifest.engines),
+            "target_contract": target.digest() if target else "",
+            "target": target.to_json() if target else "",
+            "drafts": ",".join(manifest.drafts),
+            "shards": str(len(manifest.shards)),
+            "rows": str(manifest.rows),
+            "requests": str(manifest.requests),
+        },
+    )
 
 
 def candidate_record(draft: DraftModel, drift: DriftReport | None) -> LineageRecord:

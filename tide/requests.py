@@ -52,7 +52,7 @@ REQUEST_SCHEMA = pa.schema(
 """Columns of the request table. A null counter means unmeasured, never 0.
 
 ``sampling`` is ``greedy``, ``sampled`` or ``unknown``; ``draft`` a digest, ``none`` or ``mixed``; times are seconds
-since the epoch; ``token_sketch`` is a histogram of response tokens over 512 buckets, ``pooled`` a state projected to 64.
+since the epoch; ``token_sketch`` is a histogram of response tokens over 512 buckets, ``pooled`` a projected state.
 """
 
 SAMPLING = ("greedy", "sampled", "unknown")
@@ -133,8 +133,9 @@ def read_segment(manifest: Path) -> RequestSegment:
     found = hashlib.sha256(data).hexdigest()
     if found != segment.name:
         raise BadInputError(f"request segment {manifest}: sha256 is {found[:12]}, its name says {segment.name[:12]}")
-    if pq.read_metadata(pa.BufferReader(data)).num_rows != segment.rows:
-        raise BadInputError(f"request segment {manifest}: the file does not have the {segment.rows} rows announced")
+    rows = parse_table(data, segment.file).num_rows
+    if rows != segment.rows:
+        raise BadInputError(f"request segment {manifest}: {rows} rows, the manifest says {segment.rows}")
     return segment
 
 
@@ -145,6 +146,21 @@ def read_table(paths: Iterable[Path]) -> pa.Table:
         BadInputError: a file is no parquet, or its columns are not REQUEST_SCHEMA.
     """
     return pa.concat_tables([REQUEST_SCHEMA.empty_table(), *(_read_one(path) for path in paths)])
+
+
+def parse_table(data: bytes, name: str) -> pa.Table:
+    """The rows of one parquet file in memory.
+
+    Raises:
+        BadInputError: as read_table; names ``name``.
+    """
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise BadInputError(f"request table {name}: unreadable: {error}") from error
+    if not table.schema.equals(REQUEST_SCHEMA):
+        raise BadInputError(f"request table {name}: columns are not those of this version: {table.schema.names}")
+    return table.replace_schema_metadata(None)
 
 
 def merge_segments(paths: Iterable[Path]) -> bytes:
@@ -197,12 +213,10 @@ def _to_bytes(table: pa.Table) -> bytes:
 
 def _read_one(path: Path) -> pa.Table:
     try:
-        table = pq.read_table(pa.BufferReader(path.read_bytes()))
-    except (OSError, pa.ArrowInvalid) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise BadInputError(f"request table {path}: unreadable: {error}") from error
-    if not table.schema.equals(REQUEST_SCHEMA):
-        raise BadInputError(f"request table {path}: columns are not those of this version: {table.schema.names}")
-    return table.replace_schema_metadata(None)
+    return parse_table(data, str(path))
 
 
 def _distinct(table: pa.Table) -> pa.Table:

@@ -16,7 +16,6 @@ Tensors, for R requests with N rows in all, H the target's hidden size:
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from safetensors.torch import save
 
 from tide.domain import Shard, ShardRequest, Split, TargetContract
 from tide.errors import ContractMismatch, ShardError
+from tide.files import write_durably
 
 MIN_SEMANTIC_AGREEMENT = 0.90
 """Share of greedy tokens that lm_head must reproduce, for each request. bf16 rounding alone costs up to 0.04."""
@@ -99,7 +99,8 @@ def write_shard(
     """
     if not states:
         raise ValueError("a shard needs at least one request")
-    payload = save(_tensors(states), metadata={"tide.schema_version": "1", "tide.target": target.digest()})
+    # One key only: safetensors writes several in random order, and the same rows must give the same digest.
+    payload = save(_tensors(states), metadata={"tide.target": target.digest()})
     shard = Shard(
         name=hashlib.sha256(payload).hexdigest(),
         split=split.folder,
@@ -116,25 +117,6 @@ def write_shard(
     write_durably(folder / shard.file, payload)
     write_durably(folder / f"{shard.name}.json", shard.to_json().encode())
     return shard
-
-
-def write_durably(path: Path, payload: bytes) -> None:
-    """Write a file whole or not at all: temporary name, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as out:
-            out.write(payload)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _tensors(states: Sequence[RequestStates]) -> dict[str, torch.Tensor]:

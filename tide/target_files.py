@@ -26,6 +26,7 @@ CONTRACT_FILE = "contract.json"
 INDEX_FILE = "model.safetensors.index.json"
 
 _EMBEDDING_KEYS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight", "embed_tokens.weight")
+_NORM_KEYS = ("model.norm.weight", "model.language_model.norm.weight", "norm.weight")
 _HEAD_KEYS = ("lm_head.weight", "language_model.lm_head.weight")
 
 
@@ -124,6 +125,32 @@ def head_keys(model_dir: Path) -> tuple[str, str]:
     if head is None and not read_config(model_dir).get("tie_word_embeddings", False):
         raise BadInputError(f"{model_dir}: no lm_head tensor and tie_word_embeddings is not set")
     return embedding, head or embedding
+
+
+def final_norm_key(model_dir: Path) -> str:
+    """Name of the final norm's weight.
+
+    Raises:
+        BadInputError: it cannot be found.
+    """
+    places = tensor_files(model_dir)
+    found = next((key for key in _NORM_KEYS if key in places), None)
+    if found is None:
+        raise BadInputError(f"{model_dir}: no final norm; looked for {', '.join(_NORM_KEYS)}")
+    return found
+
+
+def eagle3_layers(model_dir: Path) -> tuple[int, int, int]:
+    """The layer outputs that EAGLE3 captures by convention: early, middle and late.
+
+    Raises:
+        BadInputError: the configuration has no layer count, or the model is too shallow.
+    """
+    layers = _width(model_dir, read_config(model_dir), "num_hidden_layers")
+    chosen = (1, layers // 2 - 1, layers - 4)
+    if not 1 < chosen[1] < chosen[2]:
+        raise BadInputError(f"{model_dir}: {layers} layers are too few to capture three of them")
+    return chosen
 
 
 def load_tensor(model_dir: Path, key: str) -> torch.Tensor:

@@ -26,7 +26,7 @@ class Progress:
         self._left = sum(self._plan.values())
         self._started = time.monotonic()
         self._scale = 1.0
-        self._console = Console(file=sys.stdout, highlight=False)
+        self._console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._lock = threading.Lock()
 
     def say(self, line: str) -> None:

@@ -29,6 +29,8 @@ class PluginSettings(BaseModel):
     """Where shards and request tables go; unset: no capture."""
     draft_dir: Path | None = None
     """Where drafts to swap in are found by digest; unset: no swap."""
+    draft_untrained: bool = False
+    """The draft that the engine starts with counts as none: it was never trained."""
     sample_rate: float = Field(default=1.0, ge=0.0, le=1.0)
     """Share of requests whose states are captured; counters are kept of all of them."""
     prompt_rows: int = Field(default=256, ge=1)
@@ -91,7 +93,7 @@ class PluginSettings(BaseModel):
             ConfigError: a folder cannot be made or written.
         """
         if self.spool_dir is not None:
-            for name in ("tmp", "train", "held_out", "requests"):
+            for name in ("train", "held_out", "requests"):
                 _make_writable(self.spool_dir / name, "TIDE_SPOOL_DIR")
         if self.draft_dir is not None:
             _make_writable(self.draft_dir, "TIDE_DRAFT_DIR")
@@ -126,7 +128,9 @@ def _make_writable(folder: Path, variable: str) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ConfigError(f"{variable}: {folder} cannot be written: {error.strerror}; give a writable folder") from error
+        raise ConfigError(
+            f"{variable}: {folder} cannot be written: {error.strerror}; give a writable folder"
+        ) from error
 
 
 def _stored_key(path: Path) -> bytes:

@@ -72,7 +72,7 @@ class Store(ABC):
     def put(
         self, repository: str, branch: str, path: str, source: Path | bytes, *, if_absent: bool = False
     ) -> ObjectInfo:
-        """Write one object, streamed when it is a file. With ``if_absent`` raises AlreadyExists instead of rewriting."""
+        """Write one object, streamed when it is a file. With ``if_absent`` raises AlreadyExists, never rewrites."""
 
     @abstractmethod
     def open(self, repository: str, ref: str, path: str) -> AbstractContextManager[BinaryIO]:

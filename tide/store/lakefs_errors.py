@@ -6,14 +6,15 @@ Owns the reading of status codes and messages of lakeFS 1.8x. Knows nothing of t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 import lakefs_sdk
 import tenacity
 import urllib3
 from lakefs.exceptions import LakeFSException, ObjectExistsException, ServerException
+from pydantic.v1 import ValidationError
 
 from tide.errors import (
     AlreadyExists,
@@ -28,9 +29,14 @@ from tide.errors import (
     StoreUnavailable,
 )
 
-T = TypeVar("T")
-
-VENDOR_ERRORS = (lakefs_sdk.ApiException, LakeFSException, urllib3.exceptions.HTTPError, OSError)
+VENDOR_ERRORS = (
+    lakefs_sdk.ApiException,
+    LakeFSException,
+    ValidationError,
+    urllib3.exceptions.HTTPError,
+    ConnectionError,
+    TimeoutError,
+)
 
 
 @dataclass(frozen=True)
@@ -44,17 +50,28 @@ class Where:
 
     def __str__(self) -> str:
         parts = (("repository", self.repository), ("ref", self.ref), ("path", self.path))
-        return f"{self.action}: " + ", ".join(f"{name} {value}" for name, value in parts if value)
+        return ": ".join([self.action, ", ".join(f"{name} {value}" for name, value in parts if value)]).rstrip(": ")
+
+
+@contextmanager
+def vendor_errors(where: Where) -> Iterator[None]:
+    """Raise ours in place of VENDOR_ERRORS."""
+    try:
+        yield
+    except VENDOR_ERRORS as error:
+        raise translate(error, where) from error
 
 
 def translate(error: BaseException, where: Where) -> StoreError:
     """Our error for one of VENDOR_ERRORS."""
     if isinstance(error, ObjectExistsException):
         return AlreadyExists(f"{where}: an object of this name exists")
+    if isinstance(error, ValidationError):
+        return StoreError(f"{where}: the SDK refuses it: {' '.join(str(error).split())}")
     status, message = _status_and_message(error)
     if status is None:
         return StoreUnavailable(f"{where}: no answer from lakeFS ({message}); is it running, is the address right?")
-    return _kind(status, message, where)(f"{where}: {message or 'no message'} (HTTP {status})")
+    return _kind(status, message, where)(f"{where}: {message.strip() or 'no message'} (HTTP {status})")
 
 
 def retrying(attempts: int, sleep: Callable[[float], None]) -> tenacity.Retrying:
@@ -62,7 +79,7 @@ def retrying(attempts: int, sleep: Callable[[float], None]) -> tenacity.Retrying
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(StoreUnavailable),
         stop=tenacity.stop_after_attempt(attempts),
-        wait=tenacity.wait_exponential_jitter(initial=0.1, max=5.0, jitter=0.2),
+        wait=tenacity.wait_exponential(multiplier=0.1, max=5.0) + tenacity.wait_random(0, 0.2),
         sleep=sleep,
         reraise=True,
     )
@@ -96,7 +113,9 @@ def _kind(status: int, message: str, where: Where) -> type[StoreError]:
     if status == 400:
         return NothingToCommit if "no changes" in text else Conflict if "dirty" in text else StoreError
     if status == 403:
-        return ProtectedBranch if "protect" in text or where.action in ("put", "commit", "delete") else StoreUnauthorized
+        return ProtectedBranch if "protected" in text or "default branch" in text else StoreUnauthorized
+    if "hook aborted" in text:
+        return HookRefused
     if status == 412:
         return AlreadyExists if where.action == "put" else HookRefused
     known = {401: StoreUnauthorized, 404: NotFound, 409: Conflict, 410: Gone}

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tide.domain import Record, TargetContract, TrainingConfig, TrainingProgress
+from tide.domain import Record, TargetContract, TrainingConfig, TrainingProgress, Value
 
 ProgressCallback = Callable[[TrainingProgress], None]
 
@@ -30,7 +30,7 @@ class RefusedSample(Record):
     reason: str
 
 
-class Checkpoint(Record):
+class Checkpoint(Value):
     """A saved state of the run, exported as a draft folder."""
 
     step: int
@@ -90,4 +90,6 @@ class Trainer(ABC):
 
 def shard_files(folder: Path) -> Sequence[Path]:
     """Shards of a folder that have a manifest, oldest first by name of the manifest."""
-    return sorted(p.with_suffix(".safetensors") for p in folder.rglob("*.json") if p.with_suffix(".safetensors").exists())
+    return sorted(
+        p.with_suffix(".safetensors") for p in folder.rglob("*.json") if p.with_suffix(".safetensors").exists()
+    )

@@ -1,33 +1,23 @@
-"""SGLang general plugin: EAGLE3 on a plain x86 CPU (no AMX, no sgl-kernel wheel)."""
+"""EAGLE3 on a plain CPU for unmodified SGLang 0.5.23: the plugin's entry point.
+
+Owns: `register`, which SGLang calls once in each of its processes. Imports SGLang only when it acts, so that the pure
+parts (`slots`, `tree`, `layout`) are usable without it.
+"""
+
 import os
 
 
-def register():
+def register() -> None:
+    """Entry point `sglang.srt.plugins: tide_cpu`. Does nothing unless SGLANG_USE_CPU_ENGINE=1.
+
+    Raises SystemExit where SGLang does not look as expected: SGLang's plugin loader logs and forgets every ordinary
+    exception, and a server that lost its attention backend on the way must not come up.
+    """
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         return
-    from sglang.srt.layers.attention import attention_registry as reg
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from tide_sglang_cpu import install  # imports SGLang
 
-    def make(runner):
-        from tide_sglang_cpu.attention import TorchSpecAttnBackend
-
-        return TorchSpecAttnBackend(runner)
-
-    reg.ATTENTION_BACKENDS["torch_native"] = make
-
-    def create_backend(orig, self, backend_name, backend_map, error_template, stamps_children=False):
-        from tide_sglang_cpu.attention import TorchSpecAttnBackend, TorchSpecMultiStepDraftBackend
-
-        backend_map = dict(backend_map)
-        if stamps_children:
-            backend_map["torch_native"] = lambda: (
-                "torch_native",
-                TorchSpecMultiStepDraftBackend(self.draft_model_runner, self.topk, self.speculative_num_steps),
-            )
-        else:
-            backend_map["torch_native"] = lambda: ("torch_native", TorchSpecAttnBackend(self.draft_model_runner))
-        return orig(self, backend_name, backend_map, error_template, stamps_children)
-
-    HookRegistry.register(
-        "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend", create_backend, HookType.AROUND
-    )
+    try:
+        install.install(overlap=os.environ.get("TIDE_CPU_OVERLAP") == "1")
+    except install.IncompatibleSGLangError as e:
+        raise SystemExit(f"tide-sglang-cpu: {e}") from e

@@ -1,0 +1,1 @@
+"""How the parts that TIDE stands on are built and started on one machine."""

@@ -1,0 +1,147 @@
+"""A Prefect server on loopback with its work pools, deployments and one process worker a pool.
+
+Owns the server's folder ``<home>/prefect`` (SQLite) and the offline settings. Knows nothing of what the flows do. The
+server is spoken to over HTTP and by Prefect's own command: importing Prefect here would freeze its settings too early.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+import httpx
+
+from infra import ports, processes
+from infra.files import tail
+from infra.processes import ManagedProcess, Report
+from tide.errors import ServiceError
+
+SERVER = "prefect"
+POOLS: dict[str, int | None] = {"cpu": None, "mi250": 1}
+"""Work pools and how many runs each takes at once; one machine trains one draft at a time."""
+PREFECT_FILE = Path(__file__).resolve().parent.parent / "prefect.yaml"
+_PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
+
+
+def worker_name(pool: str) -> str:
+    """Name of the process that works for a pool."""
+    return f"worker-{pool}"
+
+
+def api_url(port: int) -> str:
+    """Address of the API of a server on this machine."""
+    return f"http://{ports.HOST}:{port}/api"
+
+
+def environment(home: Path, port: int, base: Mapping[str, str]) -> dict[str, str]:
+    """Environment of the server, its workers and its flows: the base without other Prefect settings, and ours.
+
+    Leases lie in files: in memory they are lost with the server, and a slot that nobody gives back cancels every
+    later run.
+    """
+    kept = {name: value for name, value in base.items() if not name.startswith("PREFECT_")}
+    return ports.without_proxy(kept) | {
+        # A work pool's `python` is then this one, whatever the shell that typed `tide up` had first.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
+        "PREFECT_HOME": str(home.absolute() / "prefect"),
+        "PREFECT_API_URL": api_url(port),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PREFECT_LOGGING_COLORS": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def launch_server(home: Path, port: int, *, die_with_parent: bool = False) -> ManagedProcess:
+    """Start the server without waiting for it.
+
+    Raises:
+        ServiceError: the port is busy, or a server runs for this home.
+    """
+    ports.require_port(SERVER, port)
+    (home / "prefect").mkdir(mode=0o700, parents=True, exist_ok=True)
+    argv = [*_PREFECT, "server", "start", "--host", ports.HOST, "--port", str(port)]
+    env = environment(home, port, os.environ)
+    return processes.start(home, SERVER, argv, env=env, cwd=home, die_with_parent=die_with_parent)
+
+
+def wait_server(server: ManagedProcess, port: int, report: Report, *, timeout_s: float = 180.0) -> float:
+    """Wait until the API is healthy. Returns the seconds waited; raises ServiceError."""
+
+    def healthy() -> bool:
+        return ports.http_ok(f"{api_url(port)}/health") and server.listens(port)
+
+    return server.wait_ready(healthy, timeout_s, report)
+
+
+def create_pools(port: int, pools: Mapping[str, int | None] = POOLS) -> None:
+    """Make the process work pools that do not exist yet.
+
+    Raises:
+        ServiceError: the server refused.
+    """
+    for name, limit in pools.items():
+        body = {"name": name, "type": "process", "concurrency_limit": limit}
+        answer = _post(port, "work_pools/", body)
+        if answer.status_code not in (201, 409):
+            raise ServiceError(f"work pool {name} was refused by Prefect: {answer.status_code} {answer.text[:500]}")
+
+
+def deploy(home: Path, port: int, env: Mapping[str, str], prefect_file: Path = PREFECT_FILE) -> None:
+    """Apply all deployments of ``prefect.yaml``. Takes seconds: it imports every flow.
+
+    Raises:
+        ServiceError: the file is missing, a flow cannot be imported, or the server refused; has the end of the log.
+    """
+    if not prefect_file.is_file():
+        raise ServiceError(f"deployments file {prefect_file} does not exist; run from a checkout of the repository")
+    argv = [*_PREFECT, "deploy", "--all", "--prefect-file", str(prefect_file)]
+    log = home / "logs" / "deploy.log"
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        done = subprocess.run(
+            argv, env=environment(home, port, env), cwd=prefect_file.parent, stdout=output, stderr=output, check=False
+        )
+    if done.returncode:
+        raise ServiceError(f"deployments of {prefect_file} were not applied; the end of {log}:\n{tail(log, 20)}")
+
+
+def launch_worker(
+    home: Path, port: int, pool: str, env: Mapping[str, str], *, die_with_parent: bool = False
+) -> ManagedProcess:
+    """Start the worker of a pool; its flows inherit ``env``. Raises ServiceError when one runs."""
+    name = worker_name(pool)
+    argv = [*_PREFECT, "worker", "start", "--pool", pool, "--name", name, "--type", "process"]
+    env = environment(home, port, env)
+    return processes.start(home, name, argv, env=env, cwd=home, die_with_parent=die_with_parent)
+
+
+def wait_worker(worker: ManagedProcess, port: int, pool: str, report: Report, *, timeout_s: float = 120.0) -> float:
+    """Wait until the server has heard of the worker. Returns the seconds waited; raises ServiceError."""
+
+    def online() -> bool:
+        answer = _post(port, f"work_pools/{pool}/workers/filter", {})
+        return answer.is_success and any(_is_online(entry, worker) for entry in answer.json())
+
+    return worker.wait_ready(online, timeout_s, report, poll_s=0.5)
+
+
+def _post(port: int, path: str, body: Mapping[str, object]) -> httpx.Response:
+    try:
+        return httpx.post(f"{api_url(port)}/{path}", json=body, timeout=30.0, trust_env=False)
+    except httpx.HTTPError as error:
+        raise ServiceError(f"Prefect at {api_url(port)} does not answer: {error}") from error
+
+
+def _is_online(worker: Mapping[str, str], process: ManagedProcess) -> bool:
+    """True when the entry is this very worker's: the server remembers one of the same name from before."""
+    heard = datetime.fromisoformat(worker["last_heartbeat_time"])
+    started = datetime.fromisoformat(process.record.started_at)
+    return worker["name"] == process.name and worker["status"] == "ONLINE" and heard >= started

@@ -1,0 +1,153 @@
+"""The start of a stack: in which order, what beside what, and what each part is told of the others.
+
+Owns the settings that a stack runs with. Cleans nothing up: whoever starts ends what was started when it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra import ports, prefect, processes, sglang
+from infra.lakefs.build import DEFAULT_CACHE, lakefs_binary
+from infra.lakefs.server import USUAL_PORT as LAKEFS_PORT
+from infra.lakefs.server import LakefsServer
+from infra.prepared import PREPARED_FILE, Prepared
+from infra.processes import ManagedProcess, Report
+from infra.sglang import SglangOptions
+from infra.stack import Stack, save
+from tide.errors import ServiceError
+
+REPLICA = "r0"
+PREPARE_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a stack is asked to be. A port that is None is the usual one when free, else any."""
+
+    service: str = "smollm2"
+    lakefs_port: int | None = None
+    prefect_port: int | None = None
+    engine_port: int | None = None
+    draft: Path | None = None
+    """Draft to serve at first; None: the one marked as serving, else an untrained one."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of SglangOptions that differ from the defaults."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Further settings for ``tide`` and the workers, such as TIDE_POLICY_FILE."""
+    prefect_file: Path = prefect.PREFECT_FILE
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of one stack. ``foreground``: the kernel ends every part when the calling process dies."""
+
+    home: Path
+    wanted: Wanted
+    report: Report
+    foreground: bool
+
+    def run(self) -> Stack:
+        """Start every part and wait until all are ready.
+
+        Slow parts start side by side: the Prefect server while the models are made, the workers while SGLang loads.
+
+        Raises:
+            ServiceError, ConfigError: a part could not be started; others may run.
+        """
+        wanted = self.wanted
+        lakefs_port = ports.choose_port("lakeFS", wanted.lakefs_port, LAKEFS_PORT)
+        prefect_port = ports.choose_port("Prefect", wanted.prefect_port, 4200)
+        engine_port = ports.choose_port("SGLang", wanted.engine_port, 30000)
+        binary = lakefs_binary(DEFAULT_CACHE, say=self.report)
+        server = prefect.launch_server(self.home, prefect_port, die_with_parent=self.foreground)
+        lakefs = LakefsServer(
+            self.home,
+            port=lakefs_port,
+            binary=binary,
+            die_with_parent=self.foreground,
+            report=self.report,
+        )
+        lakefs.start()
+        prepared = self._prepare()
+        options = self._engine_options(prepared, engine_port)
+        env = self._settings(lakefs, prepared, options) | {"PREFECT_API_URL": prefect.api_url(prefect_port)}
+        stack = Stack(self.home, {**env, **wanted.env}, options)
+        save(stack)
+        engine = sglang.launch(self.home, options, die_with_parent=self.foreground)
+        self._start_flows(stack, server, prefect_port)
+        sglang.wait_ready(engine, options, self.report)
+        self.report(f"SGLang: {options.url}")
+        return stack
+
+    def _prepare(self) -> Prepared:
+        argv = [sys.executable, "-m", "infra.prepare", "--home", str(self.home)]
+        root = Path(__file__).resolve().parent.parent
+        process = processes.start(self.home, "prepare", argv, cwd=root, die_with_parent=self.foreground)
+        process.wait_exit(PREPARE_TIMEOUT_S, self.report)
+        process.stop()
+        return Prepared.model_validate_json((self.home / PREPARED_FILE).read_bytes())
+
+    def _engine_options(self, prepared: Prepared, port: int) -> SglangOptions:
+        drafts, spool = self.home / "drafts", self.home / "spool"
+        for folder in (spool, drafts):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self.wanted.draft or marked_draft(drafts)
+        usual = {
+            "model": prepared.model,
+            "port": port,
+            "draft": draft or prepared.draft,
+            "untrained": draft is None,
+            "admin_key": secrets.token_urlsafe(24),
+            "spool": spool,
+            "draft_dir": drafts,
+        }
+        return SglangOptions.model_validate({**usual, **self.wanted.engine})
+
+    def _settings(self, lakefs: LakefsServer, prepared: Prepared, engine: SglangOptions) -> dict[str, str]:
+        restart = shlex.join([sys.executable, "-m", "infra.local", "restart-engine", "--home", str(self.home)])
+        return {
+            "TIDE_SERVICE": self.wanted.service,
+            "TIDE_HOME": str(self.home),
+            "TIDE_LAKEFS_ENDPOINT": lakefs.endpoint,
+            "TIDE_LAKEFS_ACCESS_KEY": lakefs.credentials.access_key,
+            "TIDE_LAKEFS_SECRET_KEY": lakefs.credentials.secret_key,
+            "TIDE_REPLICAS": f"{REPLICA}={engine.url}",
+            "TIDE_ADMIN_KEY": engine.admin_key,
+            "TIDE_SPOOL": str(engine.spool),
+            "TIDE_DRAFT_DIR": str(engine.draft_dir),
+            "TIDE_TARGET_BUNDLE": str(prepared.bundle),
+            "TIDE_RESTART_COMMAND": f"{restart} --steps {{steps}} --draft {{draft}}",
+        }
+
+    def _start_flows(self, stack: Stack, server: ManagedProcess, port: int) -> None:
+        env = {**os.environ, **stack.env}
+        prefect.wait_server(server, port, self.report)
+        self.report(f"Prefect: {stack.urls[prefect.SERVER]}")
+        prefect.create_pools(port)
+        workers = {
+            pool: prefect.launch_worker(self.home, port, pool, env, die_with_parent=self.foreground)
+            for pool in prefect.POOLS
+        }
+        prefect.deploy(self.home, port, env, self.wanted.prefect_file)
+        for pool, worker in workers.items():
+            prefect.wait_worker(worker, port, pool, self.report)
+        self.report(f"work pools: {', '.join(workers)}")
+
+
+def marked_draft(drafts: Path) -> Path | None:
+    """Folder of the draft that the last promotion marked; None before the first one."""
+    try:
+        digest = (drafts / "serving").read_text().strip()
+    except FileNotFoundError:
+        return None
+    if not (drafts / digest / "config.json").is_file():
+        raise ServiceError(f"{drafts / 'serving'} names draft {digest[:80]!r}, which is not in {drafts}: put it back")
+    return drafts / digest

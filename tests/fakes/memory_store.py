@@ -1,0 +1,280 @@
+"""The store port in memory, for unit tests; it passes the same contract suite as lakeFS, so it cannot drift from it.
+
+Owns a dictionary of repositories. Knows nothing of servers; ``protect`` and ``lose_bytes`` are there for tests only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from typing_extensions import override
+
+from tide.errors import AlreadyExists, Conflict, Gone, NotFound, NothingToCommit, ProtectedBranch, StoreError
+from tide.store.base import Change, Commit, ObjectInfo, Store
+
+Tree = dict[str, bytes]
+
+
+@dataclass
+class _Branch:
+    head: str
+    staged: dict[str, bytes | None] = field(default_factory=dict)
+
+
+@dataclass
+class _Repository:
+    commits: dict[str, Commit] = field(default_factory=dict)
+    trees: dict[str, Tree] = field(default_factory=dict)
+    branches: dict[str, _Branch] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    protected: set[str] = field(default_factory=set)
+    lost: set[bytes] = field(default_factory=set)
+
+
+class MemoryStore(Store):
+    """Versions in memory."""
+
+    def __init__(self) -> None:
+        self._repositories: dict[str, _Repository] = {}
+        self._clock = itertools.count(1_800_000_000)
+
+    def protect(self, repository: str, branch: str) -> None:
+        """Refuse direct writes to a branch."""
+        self._repository(repository).protected.add(branch)
+
+    def lose_bytes(self, repository: str, ref: str, path: str) -> None:
+        """Delete an object's bytes from under its name."""
+        found = self._repository(repository)
+        found.lost.add(self._tree(repository, ref)[path])
+
+    @override
+    def create_repository(self, repository: str) -> None:
+        _check_name("repository", repository)
+        if repository not in self._repositories:
+            made = self._repositories[repository] = _Repository()
+            made.branches["main"] = _Branch(self._commit(made, {}, "Repository created", {}, ()).id)
+
+    @override
+    def repositories(self) -> Iterator[str]:
+        yield from sorted(self._repositories)
+
+    @override
+    def create_branch(self, repository: str, branch: str, source: str) -> None:
+        _check_name("branch", branch)
+        found = self._repository(repository)
+        head = self.head(repository, source).id
+        if branch in found.tags:
+            raise AlreadyExists(f"create branch: repository {repository}, ref {branch}: a tag has this name")
+        found.branches.setdefault(branch, _Branch(head))
+
+    @override
+    def branches(self, repository: str) -> Iterator[str]:
+        yield from sorted(self._repository(repository).branches)
+
+    @override
+    def delete_branch(self, repository: str, branch: str) -> None:
+        found = self._branch(repository, branch)
+        if branch == "main":
+            raise ProtectedBranch(f"delete branch: repository {repository}, ref {branch}: it is the default branch")
+        if found.staged:
+            raise Conflict(f"delete branch: repository {repository}, ref {branch}: it has uncommitted objects")
+        del self._repository(repository).branches[branch]
+
+    @override
+    def put(
+        self, repository: str, branch: str, path: str, source: Path | bytes, *, if_absent: bool = False
+    ) -> ObjectInfo:
+        found = self._writable(repository, branch)
+        data = source if isinstance(source, bytes) else source.read_bytes()
+        if if_absent and path in self._tree(repository, branch):
+            raise AlreadyExists(f"put: repository {repository}, ref {branch}, path {path}: it exists")
+        found.staged[path] = data
+        return ObjectInfo(path=path, size=len(data))
+
+    @override
+    @contextmanager
+    def open(self, repository: str, ref: str, path: str) -> Iterator[BinaryIO]:
+        yield io.BytesIO(self.read(repository, ref, path))
+
+    @override
+    def read(self, repository: str, ref: str, path: str) -> bytes:
+        tree = self._tree(repository, ref)
+        if path not in tree:
+            raise NotFound(f"read: repository {repository}, ref {ref}, path {path}: not found")
+        if tree[path] in self._repository(repository).lost:
+            raise Gone(f"read: repository {repository}, ref {ref}, path {path}: no data")
+        return tree[path]
+
+    @override
+    def download(self, repository: str, ref: str, path: str, destination: Path) -> None:
+        destination.write_bytes(self.read(repository, ref, path))
+
+    @override
+    def list(self, repository: str, ref: str, prefix: str = "") -> Iterator[ObjectInfo]:
+        for path, data in sorted(self._tree(repository, ref).items()):
+            if path.startswith(prefix):
+                yield ObjectInfo(path=path, size=len(data))
+
+    @override
+    def delete(self, repository: str, branch: str, path: str) -> None:
+        found = self._writable(repository, branch)
+        found.staged.pop(path, None)
+        if path in self._repository(repository).trees[found.head]:
+            found.staged[path] = None
+
+    @override
+    def uncommitted(self, repository: str, branch: str) -> Iterator[Change]:
+        found = self._branch(repository, branch)
+        yield from _changes(self._repository(repository).trees[found.head], self._tree(repository, branch))
+
+    @override
+    def reset(self, repository: str, branch: str) -> None:
+        self._writable(repository, branch).staged.clear()
+
+    @override
+    def commit(self, repository: str, branch: str, message: str, metadata: Mapping[str, str]) -> Commit:
+        found = self._writable(repository, branch)
+        if not any(self.uncommitted(repository, branch)):
+            raise NothingToCommit(f"commit: repository {repository}, ref {branch}: no changes")
+        tree = self._tree(repository, branch)
+        made = self._commit(self._repository(repository), tree, message, metadata, (found.head,))
+        found.head, found.staged = made.id, {}
+        return made
+
+    @override
+    def head(self, repository: str, ref: str) -> Commit:
+        found = self._repository(repository)
+        return found.commits[self._resolve(repository, ref)]
+
+    @override
+    def log(self, repository: str, ref: str) -> Iterator[Commit]:
+        commits = self._repository(repository).commits
+        reached = self._ancestors(repository, self._resolve(repository, ref))
+        yield from sorted((commits[id] for id in reached), key=lambda commit: commit.created_at, reverse=True)
+
+    @override
+    def merge(self, repository: str, source: str, into: str, message: str, metadata: Mapping[str, str]) -> Commit:
+        found, branch = self._repository(repository), self._branch(repository, into)
+        where = f"merge: repository {repository}, ref {source} into {into}"
+        theirs, ours = self._resolve(repository, source), branch.head
+        if branch.staged:
+            raise Conflict(f"{where}: uncommitted changes (dirty branch)")
+        base = found.trees[self._common_ancestor(repository, ours, theirs)]
+        tree = _merged(base, found.trees[ours], found.trees[theirs], where)
+        if tree == found.trees[ours]:
+            raise NothingToCommit(f"{where}: no changes")
+        made = self._commit(found, tree, message, metadata, (ours, theirs))
+        branch.head = made.id
+        return made
+
+    @override
+    def diff(self, repository: str, left: str, right: str) -> Iterator[Change]:
+        trees = self._repository(repository).trees
+        yield from _changes(trees[self._resolve(repository, left)], trees[self._resolve(repository, right)])
+
+    @override
+    def tag(self, repository: str, name: str, ref: str) -> None:
+        _check_name("tag", name)
+        commit = self._resolve(repository, ref)
+        if name in self._repository(repository).branches:
+            raise AlreadyExists(f"tag: repository {repository}, ref {name}: a branch has this name")
+        found = self._repository(repository).tags.setdefault(name, commit)
+        if found != commit:
+            raise AlreadyExists(f"tag: repository {repository}, ref {name}: it names {found[:12]} for ever")
+
+    @override
+    def tags(self, repository: str) -> Iterator[tuple[str, str]]:
+        yield from sorted(self._repository(repository).tags.items())
+
+    def _repository(self, repository: str) -> _Repository:
+        if repository not in self._repositories:
+            raise NotFound(f"repository {repository}: not found")
+        return self._repositories[repository]
+
+    def _branch(self, repository: str, branch: str) -> _Branch:
+        found = self._repository(repository)
+        if branch not in found.branches:
+            raise NotFound(f"repository {repository}, ref {branch}: branch not found")
+        return found.branches[branch]
+
+    def _writable(self, repository: str, branch: str) -> _Branch:
+        found = self._branch(repository, branch)
+        if branch in self._repository(repository).protected:
+            raise ProtectedBranch(f"repository {repository}, ref {branch}: cannot write to protected branch")
+        return found
+
+    def _resolve(self, repository: str, ref: str) -> str:
+        found = self._repository(repository)
+        if ref in found.branches:
+            return found.branches[ref].head
+        commit = found.tags.get(ref, ref)
+        if commit not in found.commits:
+            raise NotFound(f"repository {repository}, ref {ref}: not found")
+        return commit
+
+    def _tree(self, repository: str, ref: str) -> Tree:
+        found = self._repository(repository)
+        tree = dict(found.trees[self._resolve(repository, ref)])
+        for path, data in found.branches[ref].staged.items() if ref in found.branches else ():
+            if data is None:
+                tree.pop(path, None)
+            else:
+                tree[path] = data
+        return tree
+
+    def _commit(
+        self, repository: _Repository, tree: Tree, message: str, metadata: Mapping[str, str], parents: tuple[str, ...]
+    ) -> Commit:
+        at = next(self._clock)
+        id = hashlib.sha256(f"{at}{message}{parents}".encode()).hexdigest()
+        made = Commit(id=id, message=message, metadata=dict(metadata), parents=parents, created_at=float(at))
+        repository.commits[id], repository.trees[id] = made, dict(tree)
+        return made
+
+    def _ancestors(self, repository: str, commit: str) -> set[str]:
+        commits, reached, left = self._repository(repository).commits, set[str](), [commit]
+        while left:
+            id = left.pop()
+            if id not in reached:
+                reached.add(id)
+                left.extend(commits[id].parents)
+        return reached
+
+    def _common_ancestor(self, repository: str, ours: str, theirs: str) -> str:
+        commits = self._repository(repository).commits
+        shared = self._ancestors(repository, ours) & self._ancestors(repository, theirs)
+        return max(shared, key=lambda id: commits[id].created_at)
+
+
+def _check_name(what: str, name: str) -> None:
+    if not name or "/" in name:
+        raise StoreError(f"create {what}: {what} {name}: names take no '/'")
+
+
+def _changes(left: Tree, right: Tree) -> Iterator[Change]:
+    for path in sorted(left.keys() | right.keys()):
+        if left.get(path) != right.get(path):
+            kind: Literal["added", "removed", "changed"] = "changed" if path in left and path in right else "added"
+            yield Change(path=path, kind="removed" if path not in right else kind)
+
+
+def _merged(base: Tree, ours: Tree, theirs: Tree, where: str) -> Tree:
+    tree = dict(ours)
+    for change in _changes(base, theirs):
+        path, wanted = change.path, theirs.get(change.path)
+        if ours.get(path) == wanted:
+            continue
+        if ours.get(path) != base.get(path):
+            raise Conflict(f"{where}: both changed {path}")
+        if wanted is None:
+            tree.pop(path, None)
+        else:
+            tree[path] = wanted
+    return tree

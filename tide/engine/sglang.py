@@ -1,0 +1,248 @@
+"""The engine port over HTTP, for an SGLang server with the tide plugin inside.
+
+Owns routes, bodies, timeouts and the translation of failures. Knows nothing of verdicts, rollouts or draft files.
+
+Answers come by ``/v1/chat/completions``: it takes messages, so that the chat template is the server's business and its
+version, and with ``return_meta_info`` it returns the same counters as ``/generate``, which would need a tokenizer here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+from pydantic import ValidationError
+
+from tide.domain import DraftContract, TargetContract
+from tide.engine.base import Engine, EngineFacts, Generation, SwapResult
+from tide.errors import EngineError, EngineUnavailable, SwapRefused
+
+CONTINUE_ATTEMPTS = 5
+_UNAVAILABLE = (429, 502, 503, 504)
+
+
+class SglangEngine(Engine):
+    """One SGLang server.
+
+    Args:
+        url: for example ``http://127.0.0.1:30000``.
+        name: name of the replica; host and port when not given.
+        admin_key: the server's ``--admin-api-key``; swapping, pausing and flushing need it.
+        generate_timeout_s: for one answer.
+        control_timeout_s: for every other call.
+        health_timeout_s: a healthy server generates a token within this time. The server's own limit is 20 s, and a
+            burst of long prefills must not look like a dead scheduler.
+        transport: stands in for the network in tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        admin_key: str = "",
+        generate_timeout_s: float = 600.0,
+        control_timeout_s: float = 30.0,
+        health_timeout_s: float = 25.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._url = httpx.URL(url)
+        self._name = name or f"{self._url.host}:{self._url.port}"
+        self._generate_timeout, self._health_timeout = generate_timeout_s, health_timeout_s
+        headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        # The answers of our own server never go by a proxy that the environment names.
+        self._client = httpx.Client(
+            base_url=self._url, headers=headers, timeout=control_timeout_s, transport=transport, trust_env=False
+        )
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._client.close()
+
+    @property
+    def name(self) -> str:
+        """Name of the replica, unique in the service."""
+        return self._name
+
+    def check_health(self) -> None:
+        """Raises EngineUnavailable unless the scheduler generates: a web server may answer for an hour without one."""
+        self._call("GET", "/health_generate", timeout=self._health_timeout)
+
+    def facts(self) -> EngineFacts:
+        """Identity, speculation settings, active draft and capture counters.
+
+        Raises:
+            EngineError: no plugin in this server, or one of another version.
+        """
+        info, tide = self._server_info()
+        contract, target = tide.get("draft_contract"), tide.get("target")
+        try:
+            return EngineFacts(
+                engine=f"sglang {info.get('version', 'unknown')}",
+                target=None if target is None else TargetContract.model_validate(target),
+                draft=tide["draft"],
+                draft_contract=None if contract is None else DraftContract.model_validate(contract),
+                speculative_steps=info.get("speculative_num_steps") or 0,
+                speculative_topk=info.get("speculative_eagle_topk") or 0,
+                draft_tokens=info.get("speculative_num_draft_tokens") or 0,
+                capture=tide.get("capture") or {},
+            )
+        except (KeyError, ValidationError) as error:
+            raise EngineError(f"{self.name}: the plugin's state is not of this version of tide: {error}") from error
+
+    def generate(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        conversation: str | None = None,
+        slice: str | None = None,
+        no_logs: bool = False,
+        ignore_eos: bool = False,
+        request: str | None = None,
+    ) -> Generation:
+        """Answer one chat. ``conversation``, ``slice`` and ``no_logs`` reach the tap as ``custom_params.tide``."""
+        tide: dict[str, Any] = {"no_logs": no_logs}
+        tide |= {k: v for k, v in (("conversation", conversation), ("slice", slice)) if v is not None}
+        body = {
+            "model": "default",
+            "messages": list(messages),
+            "max_completion_tokens": max_new_tokens,
+            "temperature": temperature,
+            "ignore_eos": ignore_eos,
+            "custom_params": {"tide": tide},
+            "return_meta_info": True,
+            "return_output_ids_in_sglext": True,
+        }
+        if request is not None:
+            body["rid"] = request
+        started = time.perf_counter()
+        answer = self._call("POST", "/v1/chat/completions", body, timeout=self._generate_timeout).json()
+        return _generation(answer, time.perf_counter() - started)
+
+    def active_draft(self) -> str:
+        """Digest of the draft in serving, or ``none``."""
+        return str(self._server_info()[1]["draft"])
+
+    def swap_draft(self, digest: str) -> SwapResult:
+        """Replace the draft while serving: pause in place, swap, continue. Continue always happens.
+
+        Raises:
+            SwapRefused: the draft in serving is unchanged; the message has the engine's reason.
+            EngineUnavailable: no answer; the swap may have happened: ask ``active_draft``.
+        """
+        started = time.perf_counter()
+        try:
+            # A pause whose answer was lost has happened all the same: it stands inside.
+            self._call("POST", "/pause_generation", {"mode": "in_place"}, refused=SwapRefused)
+            body = {"model_path": digest, "manifest": {"selector": "draft"}, "flush_cache": False}
+            message = self._call("POST", "/update_weights_from_disk", body, refused=SwapRefused).json()["message"]
+        finally:
+            self._continue()
+        seconds = time.perf_counter() - started
+        try:
+            outcome = json.loads(message)
+            return SwapResult(before=outcome["before"], after=outcome["after"], seconds=seconds)
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineError(
+                f"{self.name}: weights were updated, but not by the tide plugin (answer: {message[:200]!r}); "
+                "install tide beside the engine, set TIDE_DRAFT_DIR, and restart it"
+            ) from error
+
+    def flush_cache(self) -> None:
+        """Drop the prefix cache; only an idle replica can, others raise EngineError."""
+        self._call("POST", "/flush_cache")
+
+    def _server_info(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The server's answer, and the plugin's part of it; ranks that differ in the draft are an error."""
+        info = self._call("GET", "/server_info").json()
+        states = [state.get("tide") for state in info.get("internal_states") or []]
+        if not states or not all(isinstance(state, dict) and "draft" in state for state in states):
+            raise EngineError(
+                f"{self.name}: no tide plugin in this engine: install tide beside it, and set TIDE_SPOOL_DIR "
+                "or TIDE_DRAFT_DIR"
+            )
+        drafts = sorted({str(state["draft"]) for state in states})
+        if len(drafts) > 1:
+            raise EngineError(f"{self.name}: its ranks serve different drafts ({', '.join(drafts)}): restart it")
+        return info, states[0]
+
+    def _continue(self) -> None:
+        """Tried several times: a replica that stays paused answers nobody."""
+        failure: EngineError | None = None
+        for attempt in range(CONTINUE_ATTEMPTS):
+            try:
+                self._call("POST", "/continue_generation", {})
+            except EngineError as error:
+                failure = error
+                time.sleep(0.1 * 2**attempt)
+            else:
+                return
+        raise EngineUnavailable(
+            f"{self.name}: may still be paused after a swap: POST /continue_generation ({failure})"
+        ) from failure
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        refused: Callable[[str], EngineError] = EngineError,
+    ) -> httpx.Response:
+        limit = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        try:
+            response = self._client.request(method, path, json=body, timeout=limit)
+        except httpx.TransportError as error:
+            raise EngineUnavailable(f"{self.name}: {method} {path}: {type(error).__name__}: {error}") from error
+        if response.status_code in _UNAVAILABLE:
+            raise EngineUnavailable(f"{self.name}: {method} {path}: {response.status_code} {_reason(response)}")
+        if response.status_code in (401, 403):
+            raise refused(f"{self.name}: {path}: the admin key was refused; it must be the engine's --admin-api-key")
+        if not response.is_success:
+            raise refused(f"{self.name}: {path}: {response.status_code} {_reason(response)}")
+        return response
+
+
+def _reason(response: httpx.Response) -> str:
+    """What the server says is wrong, wherever it says it."""
+    try:
+        answer = response.json()
+    except ValueError:
+        return response.text[:500]
+    if not isinstance(answer, dict):
+        return str(answer)[:500]
+    nested = answer.get("error")
+    message = answer.get("message") or (nested.get("message") if isinstance(nested, dict) else nested)
+    return str(message or answer)[:2000]
+
+
+def _generation(answer: dict[str, Any], latency_s: float) -> Generation:
+    try:
+        choice = answer["choices"][0]
+        meta = choice["meta_info"]
+        return Generation(
+            request=meta["id"],
+            text=choice["message"].get("content") or "",
+            output_ids=_output_ids(answer),
+            prompt_tokens=meta["prompt_tokens"],
+            completion_tokens=meta["completion_tokens"],
+            cached_tokens=meta.get("cached_tokens") or 0,
+            verify_steps=meta.get("spec_verify_ct"),
+            proposed=meta.get("spec_num_proposed_drafts"),
+            accepted=meta.get("spec_num_correct_drafts"),
+            finish_reason=choice.get("finish_reason") or "",
+            latency_s=latency_s,
+        )
+    except (KeyError, IndexError, TypeError, ValidationError) as error:
+        raise EngineError(f"an answer without meta_info: is this SGLang? ({error!r})") from error
+
+
+def _output_ids(answer: dict[str, Any]) -> tuple[int, ...]:
+    ids = (answer.get("sglext") or {}).get("output_ids") or []
+    return tuple(ids[0] if ids and isinstance(ids[0], list) else ids)
