@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from prefect import flow
-from tasks.harvest import harvest_spool
 
 from flows.promote import promote
 from tasks.drift import detect_drift
+from tasks.harvest import harvest_spool
 from tasks.train import request_training
 from tasks.version import pin_snapshot
 from tide.domain import DriftReport, Promotion, Record, Snapshot, Verdict

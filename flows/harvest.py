@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from prefect import flow
-from tasks.harvest import harvest_spool
 
+from tasks.harvest import harvest_spool
 from tide.domain import HarvestResult
 
 

@@ -19,11 +19,13 @@ def main() -> int:
     """Make the target model, an untrained draft and the head-only bundle; say where they are."""
     parser = argparse.ArgumentParser(prog="python -m infra.prepare", description=main.__doc__)
     parser.add_argument("--home", type=Path, required=True)
-    home = parser.parse_args().home.absolute()
+    parser.add_argument("--dtype", default=None, help="what the engine computes in; the model's own when not given")
+    wanted = parser.parse_args()
+    home = wanted.home.absolute()
     model = ensure_target_model(home, _say)
     draft = untrained_draft(model, home)
     _say(f"untrained draft: {draft}")
-    bundle = wiring.trainer().prepare_bundle(model, home / "bundle")
+    bundle = wiring.trainer().prepare_bundle(model, home / "bundle", wanted.dtype)
     _say(f"head-only bundle: {bundle}")
     write_private(home / PREPARED_FILE, Prepared(model=model, draft=draft, bundle=bundle).model_dump_json())
     return 0

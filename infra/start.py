@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import ports, prefect, processes, sglang
+from infra.cpu import serving_dtype
 from infra.lakefs.build import DEFAULT_CACHE, lakefs_binary
 from infra.lakefs.server import USUAL_PORT as LAKEFS_PORT
 from infra.lakefs.server import LakefsServer
@@ -87,8 +88,12 @@ class Start:
         self.report(f"SGLang: {options.url}")
         return stack
 
+    @property
+    def _dtype(self) -> str:
+        return str(self.wanted.engine.get("dtype") or serving_dtype())
+
     def _prepare(self) -> Prepared:
-        argv = [sys.executable, "-m", "infra.prepare", "--home", str(self.home)]
+        argv = [sys.executable, "-m", "infra.prepare", "--home", str(self.home), "--dtype", self._dtype]
         root = Path(__file__).resolve().parent.parent
         process = processes.start(self.home, "prepare", argv, cwd=root, die_with_parent=self.foreground)
         process.wait_exit(PREPARE_TIMEOUT_S, self.report)
@@ -102,6 +107,7 @@ class Start:
         draft = self.wanted.draft or marked_draft(drafts)
         usual = {
             "model": prepared.model,
+            "dtype": self._dtype,
             "port": port,
             "draft": draft or prepared.draft,
             "untrained": draft is None,

@@ -37,12 +37,15 @@ def harvest_spool(replica: str | None = None) -> HarvestResult:
 
 
 def _expected(config: Settings) -> tuple[TargetContract | None, torch.Tensor | None]:
-    """Contract and lm_head ([V, H]) of the target that serves, from its bundle; neither when this host has none."""
+    """Contract and lm_head ([V, H] float32) of the target that serves, from its bundle; neither when there is none.
+
+    float32: a CPU without bfloat16 instructions multiplies bfloat16 ten times slower.
+    """
     if not config.bundle.is_dir():
         get_run_logger().warning("no target bundle at %s: shards are only checked against each other", config.bundle)
         return None, None
     _, head = target_files.head_keys(config.bundle)
-    return target_files.bundle_contract(config.bundle), target_files.load_tensor(config.bundle, head)
+    return target_files.bundle_contract(config.bundle), target_files.load_tensor(config.bundle, head).float()
 
 
 def summary(result: HarvestResult) -> str:

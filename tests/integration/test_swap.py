@@ -207,6 +207,7 @@ def test_another_admin_key_is_refused(rig: Rig) -> None:
     engine = SglangEngine(rig.server.url, admin_key="guess")
     with pytest.raises(SwapRefused, match="admin key"):
         engine.swap_draft(rig.dull)
+    engine.close()
 
 
 def test_a_chat_comes_back_with_its_own_counters(rig: Rig) -> None:
@@ -242,6 +243,7 @@ def test_a_stopped_scheduler_is_found_although_the_web_server_answers(rig: Rig) 
             impatient.check_health()
     finally:
         scheduler.resume()
+        impatient.close()
     rig.engine.check_health()
 
 
@@ -259,6 +261,7 @@ def test_without_an_admin_key_there_is_no_swap_and_an_untrained_draft_counts_as_
         assert engine.active_draft() == "none"
         with pytest.raises(SwapRefused, match="admin-api-key"):
             engine.swap_draft(dull)
+        engine.close()
 
 
 def test_a_server_whose_serving_draft_is_missing_does_not_start(target_model: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from infra.models import ensure_target_model
 from tide.domain import Shard, ShardRequest, Split, TargetContract, split_of
 from tide.shards import RequestStates, write_shard
 from tide.target_files import target_contract
@@ -81,8 +82,6 @@ def contract_of(model: Path) -> TargetContract:
 
 def target_model() -> Path:
     """The target model of the tests: converted once into ``TIDE_HOME`` (default ``.tide``) and reused."""
-    from infra.models import ensure_target_model
-
     return ensure_target_model(Path(os.environ.get("TIDE_HOME", ".tide")))
 
 

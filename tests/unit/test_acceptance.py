@@ -137,6 +137,12 @@ def test_a_smaller_alpha_widens_the_interval() -> None:
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
+def test_a_tiny_alpha_is_not_read_off_one_extreme_resample() -> None:
+    rows = skewed(np.random.default_rng(6), 100)
+    assert compare(rows, alpha=0.001, resamples=200) == compare(rows, alpha=0.001, resamples=10_000)
+    assert compare(rows, alpha=0.05, resamples=200) != compare(rows, alpha=0.05, resamples=10_000)
+
+
 def test_many_conversations_are_grouped_without_losing_the_width() -> None:
     rows = skewed(np.random.default_rng(7), 6 * MAX_CLUSTERS)
     found = compare(rows)

@@ -330,6 +330,15 @@ def test_each_input_threshold_decides(baseline: Baseline, name: str) -> None:
         assert (f"{name} {distance:.3f} >" in " ".join(report.reasons)) is flagged
 
 
+def test_a_distance_that_sampling_could_make_is_no_shift(baseline: Baseline) -> None:
+    """The same distance, where split halves of the reference themselves differ as much."""
+    noisy = {name: signal.model_copy(update={"noise_sd": 10.0}) for name, signal in baseline.signals.items()}
+    window = make_stats(100, seed=8, start=AFTER, token_shift=7)
+    sure, unsure = judge(baseline, window), judge(baseline.model_copy(update={"signals": noisy}), window)
+    assert unsure.figures["tokens_js"] == sure.figures["tokens_js"]
+    assert (sure.decision, unsure.decision) == ("watch", "none")
+
+
 @pytest.mark.parametrize("count", [60, 500, 5000])
 def test_draws_from_one_distribution_are_not_flagged_whatever_their_size(baseline: Baseline, count: int) -> None:
     trials = 40 if count < 500 else 8

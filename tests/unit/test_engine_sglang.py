@@ -90,7 +90,6 @@ def test_a_refused_swap_tells_the_reason_and_continues() -> None:
         (httpx.RemoteProtocolError("cut"), EngineUnavailable),
         (httpx.Response(503, text="down"), EngineUnavailable),
         (httpx.Response(500, text="boom"), SwapRefused),
-        (httpx.Response(401, json={"error": "Unauthorized"}), SwapRefused),
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )
@@ -100,6 +99,15 @@ def test_generation_continues_whatever_happens(failure: Answer, raised: type[Bas
     with pytest.raises(raised):
         engine.swap_draft(NEW)
     assert server.paths[-1] == "/continue_generation"
+
+
+def test_a_refused_key_is_a_refused_swap_and_not_a_replica_left_paused() -> None:
+    closed = httpx.Response(401, json={"error": "Unauthorized"})
+    routes: Script = dict.fromkeys(("/pause_generation", "/update_weights_from_disk", "/continue_generation"), closed)
+    engine, server = engine_of(routes)
+    with pytest.raises(SwapRefused, match="admin key was refused"):
+        engine.swap_draft(NEW)
+    assert server.paths == ["/pause_generation"]
 
 
 def test_continue_is_tried_again_until_it_is_heard() -> None:

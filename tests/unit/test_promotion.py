@@ -257,6 +257,13 @@ def test_one_request_must_be_the_same_in_both(field: str) -> None:
         verdict(ours, theirs.model_copy(update={"scores": (*theirs.scores[:3], changed, *theirs.scores[4:])}))
 
 
+def test_a_request_measured_on_one_side_only_is_refused() -> None:
+    ours, theirs = constant_gain(10)
+    unmeasured = theirs.scores[3].model_copy(update={"verify_steps": 0})
+    with pytest.raises(EvaluationError, match="chat-3: measured in one report only"):
+        verdict(ours, theirs.model_copy(update={"scores": (*theirs.scores[:3], unmeasured, *theirs.scores[4:])}))
+
+
 def test_a_request_that_stands_twice_is_refused() -> None:
     ours, theirs = constant_gain(10)
     doubled = [r.model_copy(update={"scores": (*r.scores, r.scores[0])}) for r in (ours, theirs)]

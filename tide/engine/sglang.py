@@ -24,6 +24,10 @@ CONTINUE_ATTEMPTS = 5
 _UNAVAILABLE = (429, 502, 503, 504)
 
 
+class _KeyRefused(SwapRefused):
+    """The server does not take our key; whatever was asked has not happened."""
+
+
 class SglangEngine(Engine):
     """One SGLang server.
 
@@ -135,14 +139,19 @@ class SglangEngine(Engine):
             SwapRefused: the draft in serving is unchanged; the message has the engine's reason.
             EngineUnavailable: no answer; the swap may have happened: ask ``active_draft``.
         """
-        started = time.perf_counter()
+        started, paused = time.perf_counter(), True
         try:
-            # A pause whose answer was lost has happened all the same: it stands inside.
-            self._call("POST", "/pause_generation", {"mode": "in_place"}, refused=SwapRefused)
+            # A pause whose answer was lost may have happened all the same; only a refused key has surely not paused.
+            try:
+                self._call("POST", "/pause_generation", {"mode": "in_place"}, refused=SwapRefused)
+            except _KeyRefused:
+                paused = False
+                raise
             body = {"model_path": digest, "manifest": {"selector": "draft"}, "flush_cache": False}
             message = self._call("POST", "/update_weights_from_disk", body, refused=SwapRefused).json()["message"]
         finally:
-            self._continue()
+            if paused:
+                self._continue()
         seconds = time.perf_counter() - started
         try:
             outcome = json.loads(message)
@@ -203,7 +212,9 @@ class SglangEngine(Engine):
         if response.status_code in _UNAVAILABLE:
             raise EngineUnavailable(f"{self.name}: {method} {path}: {response.status_code} {_reason(response)}")
         if response.status_code in (401, 403):
-            raise refused(f"{self.name}: {path}: the admin key was refused; it must be the engine's --admin-api-key")
+            raise _KeyRefused(
+                f"{self.name}: {path}: the admin key was refused; it must be the engine's --admin-api-key"
+            )
         if not response.is_success:
             raise refused(f"{self.name}: {path}: {response.status_code} {_reason(response)}")
         return response

@@ -84,8 +84,12 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def prepare_bundle(self, model: Path, destination: Path) -> Path:
-        """Extract the head-only bundle from a target model folder; reused when it exists and matches."""
+    def prepare_bundle(self, model: Path, destination: Path, dtype: str | None = None) -> Path:
+        """Extract the head-only bundle from a target model folder; reused when it exists and matches.
+
+        Args:
+            dtype: what the engine computes in, when that is not what the model's configuration says.
+        """
 
 
 def shard_files(folder: Path) -> Sequence[Path]:

@@ -63,10 +63,10 @@ class SpecForgeTrainer(Trainer):
         self._first_step_s, self._step_s, self._bad_steps = first_step_s, step_s, bad_steps
         self._hardware = hardware
 
-    def prepare_bundle(self, model: Path, destination: Path) -> Path:
-        """See the port. The contract is that of EAGLE3's usual three layers and the dtype in the model's config."""
+    def prepare_bundle(self, model: Path, destination: Path, dtype: str | None = None) -> Path:
+        """See the port. The contract is that of EAGLE3's usual three layers."""
         config = read_config(model)
-        dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+        dtype = dtype or str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
         return write_bundle(model, destination, target_contract(model, eagle3_layers(model), dtype))
 
     def train(
@@ -87,6 +87,7 @@ class SpecForgeTrainer(Trainer):
         if draft is not None:
             check_parent(draft, data.target)
         hardware = self._hardware or Hardware.detect()
+        environment_facts = _environment_facts(hardware)
         workdir.mkdir(parents=True, exist_ok=True)
         run = Path(tempfile.mkdtemp(prefix="run-", dir=workdir.resolve()))
         paths = _paths(run, bundle.resolve())
@@ -114,7 +115,7 @@ class SpecForgeTrainer(Trainer):
             **_data_facts(samples, start),
             final_loss=loss,
             seconds=time.monotonic() - started,
-            environment=_environment_facts(hardware),
+            environment=environment_facts,
         )
 
     def _run(
