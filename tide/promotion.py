@@ -1,7 +1,7 @@
 """The promotion rule: candidate and incumbent on the same gate requests, promote, reject or inconclusive, with reasons.
 
-Owns the decision and what makes two reports comparable. Knows nothing of stores, drafts or how a report was made; the
-statistics are in ``acceptance``. Every figure is in acceptance length.
+Owns the decision. Knows nothing of stores, drafts or how a report was made; the statistics are in ``acceptance``, what
+makes two reports comparable in ``comparable``. Every figure is in acceptance length.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tide.acceptance import POWER_80, Floats, PairedDifference, paired_difference
+from tide.comparable import check_comparable
 from tide.config import PromotionPolicy
-from tide.domain import ACCEPTANCE_DEFINITION, EvalReport, RequestScore, SliceVerdict, Verdict
-from tide.errors import ContractMismatch, EvaluationError
+from tide.domain import EvalReport, SliceVerdict, Verdict
+from tide.errors import EvaluationError
 
 Outcome = Literal["promote", "reject", "inconclusive"]
 
@@ -48,7 +49,7 @@ def decide(
         EvaluationError: the reports cannot be compared; the message names the part.
         ContractMismatch: they are of two targets.
     """
-    _check_comparable(candidate, incumbent, states_commit)
+    check_comparable(candidate, incumbent, states_commit)
     if attempt < 1:
         raise EvaluationError(f"attempt is {attempt}; the first verdict on a gate generation is attempt 1")
     alpha = attempt_alpha(policy.alpha, attempt)
@@ -218,42 +219,6 @@ def _figures(item: _Comparison) -> str:
 def _untested(item: _Comparison, policy: PromotionPolicy) -> str:
     few = f"{item.verdict.requests} requests, {policy.min_slice_requests} needed"
     return f"min_slice_requests: slice {item.verdict.slice} is too small to be tested ({few})"
-
-
-def _check_comparable(candidate: EvalReport, incumbent: EvalReport, states_commit: str) -> None:
-    if parts := incumbent.target.differences(candidate.target):
-        raise ContractMismatch("evaluation reports of incumbent and candidate: target", parts)
-    for field in ("definition", "sampling", "steps", "topk", "states_commit"):
-        ours, theirs = getattr(candidate, field), getattr(incumbent, field)
-        if ours != theirs:
-            raise EvaluationError(
-                f"reports differ in {field}: candidate {ours!r}, incumbent {theirs!r}; walk both again"
-            )
-    if candidate.definition != ACCEPTANCE_DEFINITION:
-        raise EvaluationError(
-            f"acceptance is {candidate.definition!r} there, {ACCEPTANCE_DEFINITION!r} here; walk again"
-        )
-    if candidate.states_commit not in ("", states_commit):
-        raise EvaluationError(f"reports are of states {candidate.states_commit}, the verdict is on {states_commit}")
-    _check_same_requests(candidate.scores, incumbent.scores)
-
-
-def _check_same_requests(ours: Sequence[RequestScore], theirs: Sequence[RequestScore]) -> None:
-    if not ours:
-        raise EvaluationError("the reports hold no request: nothing to compare")
-    known = {s.request: s for s in theirs}
-    if len({s.request for s in ours}) != len(ours) or len(known) != len(theirs):
-        raise EvaluationError("a report holds one request twice; it would count double")
-    only = {s.request for s in ours} ^ known.keys()
-    if only:
-        raise EvaluationError(f"reports are of other requests: {len(only)} stand in one alone, such as {min(only)}")
-    for score in ours:
-        other = known[score.request]
-        for field in ("conversation", "slice", "tokens"):
-            if getattr(score, field) != getattr(other, field):
-                raise EvaluationError(f"request {score.request}: {field} differs between the reports")
-        if bool(score.verify_steps) != bool(other.verify_steps):
-            raise EvaluationError(f"request {score.request}: measured in one report only")
 
 
 def to_markdown(verdict: Verdict) -> str:

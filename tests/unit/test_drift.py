@@ -172,6 +172,20 @@ def test_the_cusum_slack_is_what_a_request_may_lose_for_nothing(baseline: Baseli
     assert judge(baseline, window, policy=POLICY.model_copy(update={"cusum_slack": 0.1})).decision == "retrain"
 
 
+def test_requests_of_the_baseline_are_not_judged_by_it(baseline: Baseline) -> None:
+    report = judge(baseline, join(make_stats(200, seed=1), make_stats(60, start=AFTER)))
+    assert (report.figures["requests"], report.figures["measured"], report.figures["fresh"]) == (60, 60, 60)
+
+
+def test_a_baseline_without_spread_does_not_make_every_request_an_alarm() -> None:
+    even = make_stats(200)
+    even.accepted[:] = even.proposed * 0.4
+    baseline = freeze_baseline(even, POLICY, draft=DRAFT)
+    assert baseline is not None
+    assert baseline.sd == pytest.approx(0.01)
+    assert judge(baseline, make_stats(60, sd=0.0, start=AFTER)).decision == "none"
+
+
 def test_a_gain_in_acceptance_is_no_drift(baseline: Baseline) -> None:
     assert judge(baseline, make_stats(300, rate=0.6, start=AFTER)).decision == "none"
 
@@ -328,6 +342,12 @@ def test_each_input_threshold_decides(baseline: Baseline, name: str) -> None:
         limit = min(distance * factor, 1.0)
         report = judge(baseline, window, policy=POLICY.model_copy(update={field: limit}))
         assert (f"{name} {distance:.3f} >" in " ".join(report.reasons)) is flagged
+
+
+def test_the_noise_of_small_samples_is_taken_off_the_distance(baseline: Baseline) -> None:
+    """Raw, 60 requests of 90 tokens in 512 buckets are at .2 from their own distribution."""
+    found = [judge(baseline, make_stats(60, seed=s, start=AFTER)).figures["tokens_js"] or 0.0 for s in range(20, 30)]
+    assert max(found) < 0.08
 
 
 def test_a_distance_that_sampling_could_make_is_no_shift(baseline: Baseline) -> None:

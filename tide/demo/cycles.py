@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tide import ledger, rollout, snapshots
 from tide.config import Settings
 from tide.demo.report import Cycle
-from tide.domain import DraftModel, DriftReport, Promotion, Verdict
+from tide.domain import DraftModel, DriftReport, Promotion, Verdict, WindowManifest
 from tide.errors import NotFound, ServiceError
+from tide.spool import sum_counts
 from tide.store.base import Store
 
 _STEP = re.compile(r"step \d+/\d+ .*|drift: .*|acceptance length .*")
@@ -110,6 +112,22 @@ class Cycles:
             reused=reused,
             seconds=seconds,
         )
+
+    def capture_totals(self) -> dict[str, Any]:
+        """What was captured and harvested in all: ``tokens`` (rows), and ``dropped`` and ``excluded`` by reason."""
+        repository = self._config.states_repository
+        found = [
+            WindowManifest.model_validate_json(self._store.read(repository, "main", item.path))
+            for item in self._store.list(repository, "main", snapshots.ROOT)
+            if item.path.endswith("/manifest.json")
+        ]
+        return {
+            "tokens": sum(m.rows for m in found),
+            "requests": sum(m.requests for m in found),
+            "dropped": sum_counts(m.dropped for m in found),
+            "excluded": sum_counts(m.excluded for m in found),
+            "quarantined": sum(len(m.quarantined) for m in found),
+        }
 
     def _promotion(self, digest: str) -> Promotion | None:
         serving = rollout.read_serving(self._store, self._config.drafts_repository)

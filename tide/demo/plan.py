@@ -58,15 +58,15 @@ FULL = Plan(
     },
 )
 FAST = Plan(
-    first_requests=64,
+    first_requests=128,
     baseline_requests=24,
-    shifted_requests=64,
+    shifted_requests=96,
     second_look_requests=24,
     first_tokens=48,
     shifted_tokens=40,
     harvest_concurrency=16,
-    static_steps=24,
-    adapted_steps=16,
+    static_steps=70,
+    adapted_steps=50,
     measure={1: 2, 4: 4},
     measure_tokens=32,
     repeats=1,
@@ -96,7 +96,7 @@ def policy(plan: Plan, steps: int) -> Policy:
             bootstrap_tokens=500,
         ),
         # Steps, not epochs, end a run of the demo: its length must be foreseeable.
-        train=TrainingConfig(epochs=50, max_steps=steps, learning_rate=1e-3, checkpoints=3),
+        train=TrainingConfig(epochs=50, max_steps=steps, learning_rate=2e-3, prompt_rows=32, checkpoints=3),
         promotion=PromotionPolicy(min_requests=5, min_slice_requests=5),
         train_tokens=60_000,
         gate_requests=30,

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,9 +94,10 @@ def tell(options: Options, local: Local) -> None:
     _write_policy(story, story.plan.static_steps)
     engine = {"steps": 0, "draft_tokens": 1, "threads": 2, "plugin_env": _plugin_env()}
     env = {"TIDE_POLICY_FILE": str(_policy_path(story)), "TIDE_TRAIN_THREADS": "2"}
-    with local.running(options.home, engine, env, story.progress.say) as stack:
-        with story.progress.step("start"):
-            story.connect(stack)
+    with story.progress.step("start"), ExitStack() as parts:
+        story.connect(parts.enter_context(local.running(options.home, engine, env, story.progress.say)))
+        ending = parts.pop_all()
+    with ending:
         cached = statics.find(options.home, _static_key(story))
         _serve_without_draft(story, reduced=cached is not None)
         _first_cycle(story, cached)
@@ -104,7 +105,7 @@ def tell(options: Options, local: Local) -> None:
         _shift(story)
         _second_cycle(story)
         results, speed = _measure(story, local)
-        capture = story.engine.facts().capture
+        capture = story.runner.capture_totals()
     report = _report(story, began, results, speed, capture)
     path, picture = reports.write(report, options.home, story.served, story.marks)
     story.progress.say("\n" + reports.table(report) if not options.fast else "shortened: no ratios are reported")
@@ -133,7 +134,7 @@ def _clear(home: Path) -> None:
 
 
 def _plugin_env() -> dict[str, str]:
-    return {"TIDE_SHARD_AGE_S": "4", "TIDE_PROMPT_ROWS": "64"}
+    return {"TIDE_SHARD_AGE_S": "4", "TIDE_PROMPT_ROWS": "32"}
 
 
 def _policy_path(story: Story) -> Path:
