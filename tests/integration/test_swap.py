@@ -109,9 +109,7 @@ def test_a_swap_exchanges_weights_and_map_together(rig: Rig) -> None:
     assert shuffled == high == 4.0
 
 
-def test_a_swap_under_load_changes_no_answer_and_fails_no_request(
-    rig: Rig, record_property: pytest.RecordProperty
-) -> None:
+def test_a_swap_under_load_changes_no_answer_and_fails_no_request(rig: Rig) -> None:
     def answer(prompt: str) -> list[int]:
         sampling = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
         body = {"text": prompt, "sampling_params": sampling}
@@ -130,7 +128,7 @@ def test_a_swap_under_load_changes_no_answer_and_fails_no_request(
     assert answers == expected
     assert in_flight == len(LOAD), "the requests were over before the swaps, so that this has shown nothing"
     assert rig.engine.active_draft() == rig.echo
-    record_property("swap_seconds", [round(swap.seconds, 4) for swap in swaps])
+    print("seconds from pause to continue:", [round(swap.seconds, 4) for swap in swaps])
 
 
 def test_going_back_to_the_previous_draft_reads_no_file(rig: Rig) -> None:

@@ -91,7 +91,7 @@ def policy(plan: Plan, steps: int) -> Policy:
     return Policy(
         capture=CapturePolicy(window_s=5),
         drift=DriftPolicy(
-            min_requests=min(30, plan.second_look_requests),
+            min_requests=min(30, plan.second_look_requests * 2 // 3),
             baseline_requests=max(2, plan.baseline_requests * 2 // 3),
             bootstrap_tokens=500,
         ),
