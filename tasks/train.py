@@ -15,11 +15,12 @@ from prefect.deployments import run_deployment
 
 from tasks.serve import serving_steps
 from tasks.stage import cache_folder, stage
-from tasks.version import fetch_held_out_shards
+from tasks.version import fetch_held_out_shards, pin_snapshot
 from tide import candidates, rollout, wiring
-from tide.domain import DraftModel, DriftReport, Snapshot, Split, TrainingProgress
+from tide.comparable import check_reproduced
+from tide.domain import DraftModel, DriftReport, EvalReport, Snapshot, Split, TrainingProgress
 from tide.draft_files import load_draft
-from tide.errors import TrainingError
+from tide.errors import NotFound, TrainingError
 from tide.trainer.base import Checkpoint, ProgressCallback, TrainingData, TrainingResult
 
 
@@ -51,6 +52,27 @@ def fetch_parent() -> Path | None:
     if stable is None:
         return None
     return rollout.install_draft(store, config.drafts_repository, "main", stable.digest, cache_folder("drafts"))
+
+
+@stage("verify parent")
+def verify_parent(parent: Path | None) -> None:
+    """Refuse a parent that no longer accepts what its record says, on the requests it was recorded on."""
+    record = load_draft(parent).record if parent else None
+    if parent is None or record is None or record.selection_acceptance_length is None or not record.states_commit:
+        get_run_logger().info("no recorded acceptance to hold the parent against")
+        return
+    config = wiring.settings()
+    try:
+        snapshot = pin_snapshot.fn(record.states_commit)
+    except NotFound:
+        get_run_logger().warning(
+            "the parent's states %s are not in this store: not verified", record.states_commit[:12]
+        )
+        return
+    report = _walk_selection(parent, snapshot)
+    if report is not None:
+        check_reproduced(record.selection_acceptance_length, report.acceptance_length, config.policy().parent_tolerance)
+        get_run_logger().info("parent reproduces its acceptance length %.3f", report.acceptance_length)
 
 
 @stage("train draft")
@@ -91,23 +113,29 @@ def select_checkpoint(result: TrainingResult, snapshot: Snapshot) -> tuple[Check
     The loss is no guide: it keeps falling after acceptance has peaked. Without selection requests the last one is
     taken, and its acceptance is None.
     """
-    config = wiring.settings()
-    shards = fetch_held_out_shards.fn(snapshot, Split.SELECTION, config.policy().selection_requests)
     if not result.checkpoints:
         raise TrainingError("the run left no checkpoint; see its log in the training folder")
-    if not shards:
-        get_run_logger().warning("no selection requests in %s: the last checkpoint is taken", snapshot.commit[:12])
-        return result.checkpoints[-1], None
-    steps = serving_steps()
     scored = []
     for checkpoint in result.checkpoints:
-        report = wiring.evaluator().evaluate(
-            checkpoint.draft, shards, bundle=config.bundle, split=Split.SELECTION, steps=steps
-        )
+        report = _walk_selection(checkpoint.draft, snapshot)
+        if report is None:
+            get_run_logger().warning("no selection requests in %s: the last checkpoint is taken", snapshot.commit[:12])
+            return result.checkpoints[-1], None
         get_run_logger().info("step %d: acceptance length %.3f", checkpoint.step, report.acceptance_length)
         scored.append((report.acceptance_length, checkpoint))
     best, chosen = max(scored, key=lambda pair: pair[0])
     return chosen, best
+
+
+def _walk_selection(draft: Path, snapshot: Snapshot) -> EvalReport | None:
+    """Walk a draft over the newest selection requests of a snapshot; None when there are none."""
+    config = wiring.settings()
+    shards = fetch_held_out_shards.fn(snapshot, Split.SELECTION, config.policy().selection_requests)
+    if not shards:
+        return None
+    return wiring.evaluator().evaluate(
+        draft, shards, bundle=config.bundle, split=Split.SELECTION, steps=serving_steps()
+    )
 
 
 @stage("publish candidate")

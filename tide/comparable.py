@@ -51,3 +51,20 @@ def _check_same_requests(ours: Sequence[RequestScore], theirs: Sequence[RequestS
                 raise EvaluationError(f"request {score.request}: {field} differs between the reports")
         if bool(score.verify_steps) != bool(other.verify_steps):
             raise EvaluationError(f"request {score.request}: measured in one report only")
+
+
+def check_reproduced(recorded: float, found: float, tolerance: float) -> None:
+    """A draft loaded again must accept what its record says: a shifted vocabulary map trains with good-looking losses.
+
+    Args:
+        recorded, found: acceptance lengths on the same requests.
+        tolerance: relative.
+
+    Raises:
+        EvaluationError: they differ by more.
+    """
+    if abs(found - recorded) > tolerance * recorded:
+        raise EvaluationError(
+            f"the parent accepts {found:.3f} where its record says {recorded:.3f} on the same requests: its weights, "
+            "its vocabulary map or the states are not what they were; restore the draft from the store and try again"
+        )

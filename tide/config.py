@@ -82,6 +82,8 @@ class Policy(Record):
     """Newest gate requests that a verdict is made on: the gate generation."""
     selection_requests: int = Field(default=100, ge=1)
     """Newest selection requests that checkpoints are compared on."""
+    parent_tolerance: float = Field(default=0.01, gt=0)
+    """How far a parent's walk may be from the acceptance length in its record before training refuses it, relative."""
     offline_live_tolerance: float = Field(default=0.02, gt=0)
 
     @classmethod
