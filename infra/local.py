@@ -107,6 +107,7 @@ def restart_engine(home: Path, draft: Path | None, *, report: Report = print, **
         engine = processes.find(home, sglang.NAME)
         if engine is not None:
             engine.stop(STOP_GRACE_S)
+            ports.wait_free(options.port, STOP_GRACE_S)
         engine = sglang.launch(home, options)
         try:
             seconds = sglang.wait_ready(engine, options, report)

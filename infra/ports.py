@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Mapping
 
 import httpx
@@ -45,6 +46,13 @@ def choose_port(service: str, wanted: int | None, usual: int, taken: frozenset[i
     while port in taken or not is_free(port):
         port = free_port()
     return port
+
+
+def wait_free(port: int, timeout_s: float) -> None:
+    """Wait until a port that its owner gave up can be bound: closing connections may hold it for a moment."""
+    deadline = time.monotonic() + timeout_s
+    while not is_free(port) and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 def require_port(service: str, port: int) -> None:
