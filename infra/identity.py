@@ -120,8 +120,10 @@ def is_same(record: ProcessRecord) -> bool:
         process = psutil.Process(record.pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        same_command = tuple(process.cmdline()) == record.argv
+        command = tuple(process.cmdline())
     except psutil.Error:
         return False
-    token = f"{TOKEN}={record.token}".encode()
-    return same_command or token in (_environment(record.pid) or b"").split(b"\0")
+    environment = _environment(record.pid) or b""
+    if not command or not environment:
+        return True  # the kernel shows neither in the middle of an exec; pid, tick and boot have matched already
+    return command == record.argv or f"{TOKEN}={record.token}".encode() in environment.split(b"\0")
