@@ -13,7 +13,8 @@ from tide.demo import report as reports
 from tide.demo import statics
 from tide.demo.load import BackgroundLoad, serve
 from tide.demo.measure import Arm, compare, ratios
-from tide.demo.traffic import Prompt
+from tide.demo.traffic import Prompt, with_gate_share
+from tide.domain import Split
 from tide.errors import EngineUnavailable
 
 A, B = "a" * 64, "b" * 64
@@ -114,3 +115,12 @@ def test_the_kept_static_draft_is_another_ones_when_anything_it_was_made_from_ch
     assert key != statics.key(tmp_path, policy, prompts(3), 49)
     (tmp_path / "contract.json").write_text('{"weights": 1}')
     assert key != statics.key(tmp_path, policy, prompts(3), 48)
+
+
+def test_a_short_demo_serves_enough_gate_conversations_and_loses_no_prompt() -> None:
+    def split(conversation: str) -> Split:
+        return Split.GATE if conversation.endswith("0") else Split.TRAIN
+
+    ordered = with_gate_share(prompts(100), 0.25, split)
+    assert sum(split(p.conversation) is Split.GATE for p in ordered[:24]) == 6
+    assert sorted(p.conversation for p in ordered) == sorted(p.conversation for p in prompts(100))

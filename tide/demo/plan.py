@@ -26,6 +26,8 @@ class Plan(Value):
     harvest_concurrency: int
     static_steps: int
     adapted_steps: int
+    gate_share: float | None
+    """Share of gate conversations among the prompts served; None: as they come, a tenth."""
     measure: dict[int, int]
     """Requests of one measured pass, by concurrency."""
     measure_tokens: int
@@ -44,6 +46,7 @@ FULL = Plan(
     harvest_concurrency=16,
     static_steps=260,
     adapted_steps=220,
+    gate_share=None,
     measure={1: 5, 4: 12},
     measure_tokens=64,
     repeats=3,
@@ -67,6 +70,7 @@ FAST = Plan(
     harvest_concurrency=16,
     static_steps=70,
     adapted_steps=50,
+    gate_share=0.25,
     measure={1: 2, 4: 4},
     measure_tokens=32,
     repeats=1,

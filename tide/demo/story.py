@@ -26,12 +26,15 @@ from tide.demo.cycles import Cycles
 from tide.demo.load import BackgroundLoad, LoadResult, Served, serve
 from tide.demo.measure import Arm, ArmResult, compare
 from tide.demo.progress import Progress
-from tide.demo.traffic import Prompt, load_workload, read_traffic_file, split_for_measuring
+from tide.demo.traffic import Prompt, load_workload, read_traffic_file, split_for_measuring, with_gate_share
+from tide.domain import Split, split_of
 from tide.engine.base import Engine
 from tide.engine.sglang import SglangEngine
 from tide.errors import ServiceError
+from tide.sglang_plugin.admission import conversation_hash
 
 MEASURED_PROMPTS = 70
+HASH_KEY = "the demo's prompts are public, and its splits should be the same each time"
 KEPT = ("models", "bundle", "static")
 """What a second telling reuses; everything else of the demo's folder is made anew."""
 
@@ -118,7 +121,13 @@ def _open(options: Options) -> Story:
     after = read_traffic_file(options.after) if options.after else load_workload("functions")
     after, held_out = split_for_measuring(after, min(MEASURED_PROMPTS, max(2, len(after) // 4)))
     plan = plans.FAST if options.fast else plans.FULL
+    if plan.gate_share is not None:
+        before, after = (with_gate_share(prompts, plan.gate_share, _split) for prompts in (before, after))
     return Story(options, plan, Progress(list(plan.seconds.items())), before, after, held_out)
+
+
+def _split(conversation: str) -> Split:
+    return split_of(conversation_hash(HASH_KEY.encode(), conversation))
 
 
 def _clear(home: Path) -> None:
@@ -134,7 +143,7 @@ def _clear(home: Path) -> None:
 
 
 def _plugin_env() -> dict[str, str]:
-    return {"TIDE_SHARD_AGE_S": "4", "TIDE_PROMPT_ROWS": "32"}
+    return {"TIDE_SHARD_AGE_S": "4", "TIDE_PROMPT_ROWS": "32", "TIDE_HASH_KEY": HASH_KEY}
 
 
 def _policy_path(story: Story) -> Path:
@@ -281,7 +290,7 @@ def _second_cycle(story: Story) -> None:
 
 def _adapt_under_load(story: Story, detail: Callable[[str], None], **params: str) -> str:
     with BackgroundLoad(
-        story.engine, story.after, workload="after", max_new_tokens=story.plan.shifted_tokens, pause_s=20.0
+        story.engine, story.after, workload="after", max_new_tokens=story.plan.shifted_tokens, pause_s=60.0
     ) as background:
         branch = _adapt(story, detail, background, **params)
         time.sleep(5.0)  # a few answers after the swap belong on the picture

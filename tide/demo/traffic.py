@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tide.domain import Value
+from tide.domain import Split, Value
 from tide.errors import TrafficError
 
 Workload = Literal["chat", "functions", "code"]
@@ -94,6 +94,25 @@ def split_for_measuring(prompts: Sequence[Prompt], count: int) -> tuple[list[Pro
     aside = {conversations[index * len(conversations) // count] for index in range(count)}
     serve = [p for p in prompts if p.conversation not in aside]
     return serve, [p for p in prompts if p.conversation in aside]
+
+
+def with_gate_share(prompts: Sequence[Prompt], share: float, split: Callable[[str], Split]) -> list[Prompt]:
+    """The same prompts in an order whose every beginning has about this share of gate conversations, while they last.
+
+    A short demo serves too few requests for a tenth of them to settle a verdict.
+
+    Args:
+        split: of a conversation, by its name.
+    """
+    gate = [p for p in prompts if split(p.conversation) is Split.GATE]
+    others = [p for p in prompts if split(p.conversation) is not Split.GATE]
+    ordered: list[Prompt] = []
+    taken = 0
+    while taken < len(gate) and len(ordered) - taken < len(others):
+        due = taken < share * (len(ordered) + 1)
+        ordered.append(gate[taken] if due else others[len(ordered) - taken])
+        taken += due
+    return [*ordered, *gate[taken:], *others[len(ordered) - taken :]]
 
 
 def _user(text: str) -> dict[str, str]:

@@ -109,7 +109,7 @@ class Admitter:
 
     def _conversation(self, facts: RequestFacts, named: Mapping[str, Any]) -> str:
         if named.get("conversation") not in (None, ""):
-            return self._hash(b"named-conversation", str(named["conversation"]).encode())
+            return conversation_hash(self._key, str(named["conversation"]))
         if facts.session:
             return self._hash(b"session", facts.session.encode())
         return self._hash(b"first-turn", np.asarray(self._turn(facts.input_ids), dtype="<i8").tobytes())
@@ -121,6 +121,11 @@ class Admitter:
 def request_hash(key: bytes, rid: str) -> str:
     """Name of a request everywhere outside the engine; a rid may be chosen by a client and never leaves it."""
     return _keyed(key, b"request", rid.encode())
+
+
+def conversation_hash(key: bytes, name: str) -> str:
+    """Name everywhere of a conversation that the client named; it decides the split."""
+    return _keyed(key, b"named-conversation", name.encode())
 
 
 def _keyed(key: bytes, kind: bytes, value: bytes) -> str:
