@@ -100,7 +100,7 @@ def write_shard(
     if not states:
         raise ValueError("a shard needs at least one request")
     # One key only: safetensors writes several in random order, and the same rows must give the same digest.
-    payload = save(_tensors(states), metadata={"tide.target": target.digest()})
+    payload = save(_tensors(states), metadata={"tide.identity": _identity(states, target)})
     shard = Shard(
         name=hashlib.sha256(payload).hexdigest(),
         split=split.folder,
@@ -117,6 +117,12 @@ def write_shard(
     write_durably(folder / shard.file, payload)
     write_durably(folder / f"{shard.name}.json", shard.to_json().encode())
     return shard
+
+
+def _identity(states: Sequence[RequestStates], target: TargetContract) -> str:
+    """Digest of whose rows these are, so that equal tensors of different requests never share a name."""
+    parts = [target.to_json(), *(s.info.to_json() for s in states)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _tensors(states: Sequence[RequestStates]) -> dict[str, torch.Tensor]:

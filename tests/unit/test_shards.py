@@ -195,6 +195,12 @@ def test_a_sampled_request_need_not_be_the_likeliest(tmp_path: Path) -> None:
     validate_shard(write(tmp_path, sampled), head=head)
 
 
+def test_equal_tensors_of_different_requests_are_different_shards(tmp_path: Path) -> None:
+    first, second = write(tmp_path, states("a", 3, 3)), write(tmp_path, states("b", 3, 3))
+    assert first != second
+    assert [read_manifest(p).requests[0].request for p in (first, second)] == ["a", "b"]
+
+
 def test_writing_the_same_requests_twice_gives_one_file(tmp_path: Path) -> None:
     first, second = (write(tmp_path, states("r", 3, 3)) for _ in range(2))
     assert first == second
