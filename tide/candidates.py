@@ -10,10 +10,8 @@ from pathlib import Path
 from tide import lineage
 from tide.domain import DraftModel, DriftReport
 from tide.draft_files import load_draft, write_record
-from tide.rollout import draft_prefix
+from tide.rollout import DRAFT_FILES, draft_prefix
 from tide.store.base import Store
-
-FILES = ("config.json", "draft.json", "model.safetensors")
 
 
 def publish(
@@ -31,7 +29,7 @@ def publish(
     write_record(folder, draft)
     store.create_repository(repository)
     store.create_branch(repository, branch, "main")
-    for name in FILES:
+    for name in DRAFT_FILES:
         store.put(repository, branch, f"{draft_prefix(draft.digest)}{name}", folder / name)
     store.commit(
         repository, branch, f"candidate {draft.digest[:12]}", lineage.candidate_record(draft, drift).to_metadata()

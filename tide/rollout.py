@@ -15,10 +15,13 @@ from tide import lineage
 from tide.domain import DraftModel, Promotion, ReplicaSwap, Serving, ServingDraft
 from tide.engine.base import Engine
 from tide.errors import Conflict, EngineError, NotFound, NothingToCommit, StoreError, TideError
+from tide.files import write_durably
 from tide.store.base import Store
 
 SERVING = "serving.json"
 NO_DRAFT = "none"
+DRAFT_FILES = ("config.json", "draft.json", "model.safetensors")
+"""What stands under a draft's folder in the drafts repository and in DRAFT_DIR."""
 
 Restart = Callable[[Engine, str], float]
 """Restarts a replica with a draft when a hot swap cannot do (no draft yet, another shape); returns seconds."""
@@ -49,7 +52,7 @@ def install_draft(store: Store, repository: str, ref: str, digest: str, draft_di
         return folder
     temporary = draft_dir / f".{digest}.tmp"
     temporary.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "draft.json", "model.safetensors"):
+    for name in DRAFT_FILES:
         store.download(repository, ref, f"{draft_prefix(digest)}{name}", temporary / name)
     temporary.replace(folder)
     return folder
@@ -57,9 +60,7 @@ def install_draft(store: Store, repository: str, ref: str, digest: str, draft_di
 
 def mark_serving(draft_dir: Path, digest: str) -> None:
     """Write ``DRAFT_DIR/serving``, which a replica loads when it starts."""
-    temporary = draft_dir / ".serving.tmp"
-    temporary.write_text(digest + "\n")
-    temporary.replace(draft_dir / "serving")
+    write_durably(draft_dir / "serving", f"{digest}\n".encode())
 
 
 def promote(

@@ -17,7 +17,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.models import ensure_target_model
-from tide.domain import Shard, ShardRequest, Split, TargetContract, split_of
+from tests.support.tiny import conversation
+from tide.domain import Shard, ShardRequest, Split, TargetContract
 from tide.shards import RequestStates, write_shard
 from tide.target_files import target_contract
 
@@ -83,15 +84,6 @@ def contract_of(model: Path) -> TargetContract:
 def target_model() -> Path:
     """The target model of the tests: converted once into ``TIDE_HOME`` (default ``.tide``) and reused."""
     return ensure_target_model(Path(os.environ.get("TIDE_HOME", ".tide")))
-
-
-def conversation(seed: str, split: Split) -> str:
-    """A conversation hash that falls into a split; the same for the same seed."""
-    for attempt in range(10_000):
-        found = hashlib.sha256(f"{seed}/{attempt}".encode()).hexdigest()
-        if split_of(found) is split:
-            return found
-    raise AssertionError(f"no conversation found for {split}")
 
 
 @cache

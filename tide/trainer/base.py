@@ -7,7 +7,7 @@ no embedding), named by the sha256 of the latter. Knows nothing of stores, flows
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from tide.domain import Record, TargetContract, TrainingConfig, TrainingProgress, Value
@@ -90,10 +90,3 @@ class Trainer(ABC):
         Args:
             dtype: what the engine computes in, when that is not what the model's configuration says.
         """
-
-
-def shard_files(folder: Path) -> Sequence[Path]:
-    """Shards of a folder that have a manifest, oldest first by name of the manifest."""
-    return sorted(
-        p.with_suffix(".safetensors") for p in folder.rglob("*.json") if p.with_suffix(".safetensors").exists()
-    )
