@@ -37,14 +37,14 @@ class Plan(Value):
 
 
 FULL = Plan(
-    first_requests=260,
+    first_requests=320,
     baseline_requests=45,
     shifted_requests=200,
     second_look_requests=45,
     first_tokens=80,
     shifted_tokens=64,
     harvest_concurrency=16,
-    static_steps=260,
+    static_steps=300,
     adapted_steps=220,
     gate_share=None,
     measure={1: 5, 4: 12},

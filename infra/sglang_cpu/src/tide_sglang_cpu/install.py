@@ -15,6 +15,8 @@ import torch
 from sglang.srt.layers.attention import attention_registry
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from tide_sglang_cpu import packing
+
 log = logging.getLogger(__name__)
 
 BACKEND = "torch_native"  # what SGLang falls back to on a CPU without AMX
@@ -55,6 +57,7 @@ def install(*, overlap: bool) -> None:
         _warn_of_emulated_bfloat16(runner.dtype)
         from tide_sglang_cpu.attention import CPUAttentionBackend  # SGLang's pools: too early at plugin load
 
+        packing.pack(runner.model)
         return CPUAttentionBackend(runner)
 
     attention_registry.ATTENTION_BACKENDS[BACKEND] = make_backend
@@ -108,6 +111,7 @@ def _create_draft_backend(
     from tide_sglang_cpu.attention import CPUAttentionBackend, MultiStepDraftBackend
 
     runner = factory.draft_model_runner
+    packing.pack(runner.model)
 
     def make() -> tuple[str, Any]:
         if stamps_children:
