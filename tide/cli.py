@@ -165,10 +165,10 @@ def demo(
     after: Annotated[Path | None, typer.Option(help="JSON lines of `messages`: traffic after the shift.")] = None,
 ) -> None:
     """The whole cycle on this machine: serve, log, harvest, train, promote, shift, adapt, measure."""
-    from tide.demo import story  # pulls in plotting, which no other command needs
+    from tide.demo import setting, story  # pull in plotting, which no other command needs
 
-    options = story.Options(home=home.absolute() / "demo", fast=fast, before=before, after=after)
-    story.tell(options, story.Local(running=_demo_stack, start_plain_engine=local.start_plain_engine))
+    options = setting.Options(home=home.absolute() / "demo", fast=fast, before=before, after=after)
+    story.tell(options, setting.Local(running=_demo_stack, start_plain_engine=local.start_plain_engine))
 
 
 def _demo_stack(

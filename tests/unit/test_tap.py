@@ -13,6 +13,7 @@ from tide.sglang_plugin.admission import Admitter, RequestFacts
 from tide.sglang_plugin.counters import CaptureCounters
 from tide.sglang_plugin.inbox import Inbox
 from tide.sglang_plugin.records import DropAll, FinishedRequest, StepRows
+from tide.sglang_plugin.staging import RingStaging, Staging
 from tide.sglang_plugin.tap import Tap
 
 HIDDEN = 2
@@ -23,7 +24,7 @@ CHAIN, TREE = Some(topk=1), Some(topk=2)
 class Rig:
     """A tap whose inbox is read by hand."""
 
-    def __init__(self, *, prompt_rows: int = 1000, queue_bytes: int = 1 << 20) -> None:
+    def __init__(self, *, prompt_rows: int = 1000, queue_bytes: int = 1 << 20, staging: Staging | None = None) -> None:
         self.counters, self.inbox = CaptureCounters(), Inbox(queue_bytes)
         self.served = ("draft-a", 0)
         self.tap = Tap(
@@ -33,6 +34,7 @@ class Rig:
             prompt_rows=prompt_rows,
             draft=lambda: self.served,
             draft_tokens=WIDTH,
+            staging=staging,
         )
 
     def arrive(self, rid: str, prompt: int, **params: Any) -> Any:
@@ -150,7 +152,7 @@ def test_a_request_that_is_not_captured_costs_no_row_and_shifts_none() -> None:
     out, a = rig.arrive("out", 4, no_logs=True), rig.arrive("a", 5)
     result, batch = output([0, 1, 2, 3, 10, 11, 12, 13]), verify(out, a)
     rig.tap.verified(batch, result, CHAIN)
-    assert result.logits_output.auxiliary_device_output.aux.shape[0] == WIDTH
+    assert result.logits_output.auxiliary_device_output.stage.aux.shape[0] == WIDTH
     consume(result, batch, [commit(1, 4), commit(1, 2)])
     assert rig.rows() == {2: {5: 10.0, 6: 11.0}}
 
@@ -292,3 +294,41 @@ def test_a_changed_target_ends_capture_because_its_identity_is_unknown() -> None
     rig.tap.target_changed("UpdateWeightFromDiskReqInput")
     assert not rig.tap.enabled
     assert DropAll("target_update") in rig.items()
+
+
+def test_rows_that_go_through_a_ring_of_stages_and_host_slots_are_the_same_rows() -> None:
+    rig = Rig(staging=RingStaging(torch.device("cpu"), 4096))
+    a = rig.arrive("a", 5)
+    for step in range(20):  # far more steps than stages: each must come back
+        result, batch = output([step * 10.0 + i for i in range(WIDTH)]), verify(a)
+        rig.tap.verified(batch, result, CHAIN)
+        consume(result, batch, [commit(step + 1, 1)])
+        result.logits_output.auxiliary_device_output = None
+        (item,) = rig.items()
+        assert float(item.last[item.parts[0].row, 0]) == step * 10.0
+        item.release()
+    assert rig.counters.snapshot()["dropped"] == {}
+
+
+def test_a_step_without_a_free_stage_is_dropped_and_counted_and_a_result_never_processed_gives_its_stage_back() -> None:
+    staging = RingStaging(torch.device("cpu"), 4096, stages=1)
+    rig = Rig(staging=staging)
+    a = rig.arrive("a", 5)
+    held, lost = output([1.0] * WIDTH), output([2.0] * WIDTH)
+    rig.tap.verified(verify(a), held, CHAIN)
+    rig.tap.verified(verify(a), lost, CHAIN)
+    assert lost.logits_output.auxiliary_device_output is None
+    assert rig.counters.snapshot()["dropped"] == {"stage_full": WIDTH}
+    held.logits_output.auxiliary_device_output.copy_to_host(lambda tensor: tensor)  # and nobody consumes it
+    assert staging.free == (1, 6)
+
+
+def test_a_step_without_a_free_host_slot_is_dropped_and_counted() -> None:
+    rig = Rig(staging=RingStaging(torch.device("cpu"), 4096, host_slots=1))
+    a = rig.arrive("a", 5)
+    for index in (1, 2):
+        result, batch = output([1.0] * WIDTH), verify(a)
+        rig.tap.verified(batch, result, CHAIN)
+        consume(result, batch, [commit(index, 1)])
+    assert rig.counters.snapshot()["dropped"] == {"host_ring_full": WIDTH}
+    assert len(rig.items()) == 1

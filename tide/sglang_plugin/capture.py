@@ -22,6 +22,7 @@ from tide.sglang_plugin.counters import CaptureCounters, PrometheusMirror
 from tide.sglang_plugin.inbox import Inbox
 from tide.sglang_plugin.settings import PluginSettings
 from tide.sglang_plugin.spool import Spool
+from tide.sglang_plugin.staging import Staging
 from tide.sglang_plugin.store import RowStore
 from tide.sglang_plugin.tap import Tap
 from tide.sglang_plugin.target import captured_layers, running_contract
@@ -40,9 +41,10 @@ class Capture:
     Args:
         settings: with a spool folder.
         scheduler: SGLang's scheduler, built.
+        staging: where the tap puts rows on the device.
     """
 
-    def __init__(self, settings: PluginSettings, scheduler: Any) -> None:
+    def __init__(self, settings: PluginSettings, scheduler: Any, staging: Staging) -> None:
         assert settings.spool_dir is not None
         self._settings, self._root, self._scheduler = settings, settings.spool_dir, scheduler
         self.counters = CaptureCounters()
@@ -59,6 +61,7 @@ class Capture:
             draft=lambda: (swap.active_digest(), swap.swap_count()),
             draft_tokens=_draft_tokens(),
             decode=_decoder(scheduler.tokenizer),
+            staging=staging,
         )
         self.writer = SpoolWriter(
             inbox=inbox,

@@ -10,14 +10,17 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from tide.sglang_plugin import swap
 from tide.sglang_plugin.admission import RequestFacts
 from tide.sglang_plugin.capture import Capture
 from tide.sglang_plugin.selfcheck import refuse_configuration, require_applied, require_flagged
 from tide.sglang_plugin.settings import PluginSettings
+from tide.sglang_plugin.staging import LastStates, OwnStaging, Staging, staging_for
 
 logger = logging.getLogger("tide.capture")
 
@@ -33,13 +36,14 @@ ABORT = f"{_SCHEDULER}send_abort_output"
 STATE = f"{_SCHEDULER}get_internal_state"
 STREAM = f"{_SRT}managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output"
 SETTINGS = f"{_SRT}managers.scheduler_components.internal_state.SchedulerInternalStateController._update_handlers"
+LOAD = f"{_SRT}model_executor.model_runner.ModelRunner.load_model"
 BACKENDS = f"{_SRT}model_executor.model_runner.ModelRunner.init_attention_backends"
 PREFILL = f"{_SRT}managers.tp_worker.TpModelWorker.forward_batch_generation"
 VERIFY = f"{_SRT}speculative.eagle_worker_v2.EAGLEWorkerV2.verify"
 TOKENIZE = f"{_SRT}managers.tokenizer_manager.TokenizerManager._create_tokenized_object"
 
 ALWAYS = (INIT, STATE)
-CAPTURE = (LOOP, ARRIVE, ABORT, STREAM, SETTINGS, BACKENDS, PREFILL, VERIFY, TOKENIZE)
+CAPTURE = (LOOP, ARRIVE, ABORT, STREAM, SETTINGS, LOAD, BACKENDS, PREFILL, VERIFY, TOKENIZE)
 
 
 def targets(settings: PluginSettings) -> tuple[str, ...]:
@@ -54,6 +58,7 @@ class Hooks:
     settings: PluginSettings
     registry: Any
     flagged: int = 0
+    staging: Staging = field(default_factory=OwnStaging)
     capture: Capture | None = None
     checked: bool = False
 
@@ -71,6 +76,7 @@ class Hooks:
         self.registry.register(ABORT, self.after_abort, When.AFTER)
         self.registry.register(STREAM, self.after_stream, When.AFTER)
         self.registry.register(SETTINGS, self.after_handlers, When.AFTER)
+        self.registry.register(LOAD, self.after_load, When.AFTER)
         self.registry.register(BACKENDS, self.after_backends, When.AFTER)
         self.registry.register(PREFILL, self.after_prefill, When.AFTER)
         self.registry.register(VERIFY, self.after_verify, When.AFTER)
@@ -88,7 +94,7 @@ class Hooks:
         if self.settings.spool_dir is None or not _first_rank():
             return
         require_flagged(self.flagged)
-        self.capture = Capture(self.settings, scheduler)
+        self.capture = Capture(self.settings, scheduler, self.staging)
         self.capture.start()
         logger.info("tide: capturing into %s", self.settings.spool_dir)
 
@@ -116,6 +122,11 @@ class Hooks:
         if self.capture is not None:
             self.capture.tap.streamed(reqs)
 
+    def after_load(self, _result: None, runner: Any, *_args: Any, **_kwargs: Any) -> None:
+        """Take the stages' memory before SGLang sizes its KV pool: that pool gets smaller, nothing runs out later."""
+        if not runner.is_draft_worker and _first_rank():
+            self.staging = staging_for(torch.device(runner.device), self.settings.stage_bytes)
+
     def after_backends(self, _result: None, runner: Any, *_args: Any, **_kwargs: Any) -> None:
         """Have the target keep its last hidden states; before graphs are captured, or they never do."""
         if runner.is_draft_worker or not _first_rank():
@@ -126,6 +137,7 @@ class Hooks:
             if isinstance(module, LogitsProcessor):
                 module.keep_last_hidden_states = True
                 self.flagged += 1
+        runner.capture_tail_hooks.append(LastStates().shrink)
 
     def after_prefill(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         """A forward pass of the target that is no verify step: prompt rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -50,13 +50,15 @@ class Part:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Rows of one forward pass, in host memory of their own."""
+    """Rows of one forward pass, on the host."""
 
     aux: torch.Tensor
     """[n, 3H]"""
     last: torch.Tensor
     """[n, H]"""
     parts: tuple[Part, ...]
+    release: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Gives their memory back; the writer calls it once it has copied them."""
 
     @property
     def size(self) -> int:

@@ -47,6 +47,8 @@ class PluginSettings(BaseModel):
     """A shard, and a piece of the request table, is closed at this age."""
     host_bytes: int = Field(default=1 * GIB, ge=4096)
     """Rows of unfinished requests held in host memory."""
+    stage_bytes: int = Field(default=32 * MIB, ge=4096)
+    """On a GPU: size of each of 3 stages there, and of each of 6 pinned host slots; the rows of one step must fit."""
     queue_bytes: int = Field(default=512 * MIB, ge=4096)
     """Rows waiting for, or held by, the writer thread."""
     idle_evict_s: float = Field(default=600.0, gt=0)

@@ -8,51 +8,25 @@ runs on the scheduler's thread and is short; an exception switches the tap off a
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
-
-import torch
+from typing import Any
 
 from tide.sglang_plugin.admission import Admitter, RequestFacts
+from tide.sglang_plugin.carrier import CarriedRows, DeviceRows, attach
 from tide.sglang_plugin.counters import CaptureCounters
 from tide.sglang_plugin.ending import describe
+from tide.sglang_plugin.guard import guarded
 from tide.sglang_plugin.inbox import Inbox
-from tide.sglang_plugin.records import DropAll, Evict, OpenRequest, Part, Span, StepRows
-from tide.sglang_plugin.staging import take, take_at
+from tide.sglang_plugin.records import DropAll, Evict, OpenRequest, Part, Span
+from tide.sglang_plugin.staging import OwnStaging, Stage, Staging, fill, fill_at
 
 logger = logging.getLogger("tide.capture")
 
 MAX_OPEN = 65_536
 """Requests followed at once; beyond it the oldest is forgotten (it ended in a way that the tap did not see)."""
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def guarded(method: Callable[Concatenate[Tap, P], R]) -> Callable[Concatenate[Tap, P], R | None]:
-    """Keep any failure of the tap away from the scheduler: switch the tap off, count, log once."""
-
-    @functools.wraps(method)
-    def wrapper(tap: Tap, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        if not tap.enabled:
-            return None
-        started = time.thread_time()
-        try:
-            return method(tap, *args, **kwargs)
-        # Process edge: SGLang's hooks have no guard, an exception that leaves one ends the engine.
-        except Exception as error:  # noqa: BLE001
-            tap.switch_off(method.__name__, error)
-            return None
-        finally:
-            tap.cpu_s += time.thread_time() - started
-
-    return wrapper
 
 
 class Tap:
@@ -63,6 +37,7 @@ class Tap:
         draft: digest in serving and the number of swaps so far.
         draft_tokens: tokens verified in a step, None when that changes while running.
         decode: ids -> text, None without a tokenizer.
+        staging: where rows go on the device.
     """
 
     def __init__(
@@ -75,7 +50,9 @@ class Tap:
         draft: Callable[[], tuple[str, int]],
         draft_tokens: int | None,
         decode: Callable[[list[int]], str] | None = None,
+        staging: Staging | None = None,
     ) -> None:
+        self._staging: Staging = staging or OwnStaging()
         self.admitter, self.counters = admitter, counters
         self._inbox, self._prompt_rows, self._draft = inbox, prompt_rows, draft
         self._draft_tokens, self._decode = draft_tokens, decode
@@ -134,10 +111,11 @@ class Tap:
         if not spans:
             return
         output = result.logits_output
-        if self._short(output, start, total):
+        if self._short(output, start, total) or (stage := self._reserve(output, total)) is None:
             return
-        aux, last = take(output.hidden_states, ranges, total), take(output.last_hidden_states, ranges, total)
-        self._attach(output, DeviceRows(self, aux, last, tuple(spans)))
+        fill(stage.aux, output.hidden_states, ranges)
+        fill(stage.last, output.last_hidden_states, ranges)
+        attach(output, DeviceRows(self, stage, tuple(spans)))
 
     @guarded
     def verified(self, batch: Any, result: Any, worker: Any) -> None:
@@ -150,23 +128,25 @@ class Tap:
         output, width = result.logits_output, result.speculative_num_draft_tokens
         if self._short(output, len(batch.reqs) * width, len(tapped)):
             return
+        kept = width if worker.topk == 1 else int(result.accept_index.shape[1])
+        stage = self._reserve(output, len(tapped) * kept)
+        if stage is None:
+            return
+        blocks = [(i * width, kept) for i, _, _ in tapped]
+        # A chain's accepted drafts are the first rows of its block. A tree's were compacted to there already, in
+        # hidden_states, but not in last_hidden_states.
+        fill(stage.aux, output.hidden_states, blocks)
         if worker.topk == 1:
-            # The accepted drafts of a chain are the first rows of its block.
-            ranges, kept = [(i * width, width) for i, _, _ in tapped], width
-            total = len(tapped) * width
-            aux, last = take(output.hidden_states, ranges, total), take(output.last_hidden_states, ranges, total)
+            fill(stage.last, output.last_hidden_states, blocks)
         else:
-            # hidden_states was compacted to the accepted path already, last_hidden_states was not.
-            paths = take(result.accept_index, [(i, 1) for i, _, _ in tapped], len(tapped))
-            paths, kept = paths.to(torch.int64).clamp(min=0), int(paths.shape[1])
-            last = take_at(output.last_hidden_states, paths.reshape(-1))
-            ranges = [(i * width, kept) for i, _, _ in tapped]
-            aux = take(output.hidden_states, ranges, len(tapped) * kept)
+            paths = result.accept_index.new_empty((len(tapped), kept))
+            fill(paths, result.accept_index, [(i, 1) for i, _, _ in tapped])
+            fill_at(stage.last, output.last_hidden_states, paths.long().clamp(min=0).reshape(-1))
         spans = tuple(Span(q.rid, r.serial, "verify", j * kept, kept, -1) for j, (_, q, r) in enumerate(tapped))
-        self._attach(output, DeviceRows(self, aux, last, spans))
+        attach(output, DeviceRows(self, stage, spans))
 
     @guarded
-    def committed(self, rows: DeviceRows, batch: Any, commits: Sequence[Any]) -> None:
+    def committed(self, rows: CarriedRows, batch: Any, commits: Sequence[Any]) -> None:
         """The step's tokens are known: send the accepted rows to the writer."""
         by_rid = {req.rid: (req, commit) for req, commit in zip(batch.reqs, commits, strict=True)}
         parts = []
@@ -178,8 +158,10 @@ class Tap:
                 parts.append(part)
         if not parts:
             return
-        step = StepRows(rows.aux, rows.last, tuple(parts))
-        if not self._inbox.offer(step, step.size):
+        step = rows.step(tuple(parts))
+        if self._inbox.offer(step, step.size):
+            rows.handed_over()
+        else:
             self.counters.drop("queue_full", step.rows)
 
     @guarded
@@ -212,11 +194,11 @@ class Tap:
                 return True
         return False
 
-    @staticmethod
-    def _attach(output: Any, rows: DeviceRows) -> None:
-        from sglang.srt.managers.auxiliary_output import append_auxiliary_output
-
-        output.auxiliary_device_output = append_auxiliary_output(output.auxiliary_device_output, rows)
+    def _reserve(self, output: Any, rows: int) -> Stage | None:
+        stage = self._staging.reserve(rows, output.hidden_states, output.last_hidden_states)
+        if stage is None:
+            self.counters.drop("stage_full", rows)
+        return stage
 
     def _part(self, span: Span, req: Any, commit: Any) -> Part | None:
         prompt = len(req.origin_input_ids)
@@ -244,25 +226,3 @@ class Tap:
         if not self._inbox.offer(finished, finished.size, urgent=True):
             self.counters.drop("table_rows", 1)
             self._inbox.offer(Evict(request.serial, "queue_full"), 0, urgent=True)
-
-
-@dataclass(frozen=True)
-class DeviceRows:
-    """Rows on the device, owned by us, on their way to the host with the step's other results."""
-
-    tap: Tap
-    aux: torch.Tensor
-    last: torch.Tensor
-    spans: tuple[Span, ...]
-
-    def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> DeviceRows:
-        """Called by SGLang on its copy stream; the host waits for it with the step's one existing event."""
-        try:
-            return DeviceRows(self.tap, copy_tensor(self.aux), copy_tensor(self.last), self.spans)
-        except Exception as error:  # noqa: BLE001  process edge, as in guarded()
-            self.tap.switch_off("copy_to_host", error)
-            return DeviceRows(self.tap, self.aux, self.last, ())
-
-    def consume(self, batch: Any, commits: Sequence[Any]) -> None:
-        """Called by SGLang once the step's tokens are committed."""
-        self.tap.committed(self, batch, commits)

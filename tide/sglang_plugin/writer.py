@@ -111,7 +111,10 @@ class SpoolWriter:
     def _handle(self, spool: Spool, item: Any) -> None:
         match item:
             case StepRows():
-                self._keep(item)
+                try:
+                    self._keep(item)
+                finally:
+                    item.release()
             case FinishedRequest():
                 self._finish(spool, item)
             case Evict():

@@ -1,0 +1,61 @@
+"""The nouns of TIDE: frozen records that the stages hand to one another, and the identity rules that bind them.
+
+Owns names, schema versions and what makes two things the same. Knows nothing of files, clients, tensors or clocks.
+"""
+
+from tide.domain.decisions import (
+    ACCEPTANCE_DEFINITION,
+    DriftReport,
+    EvalReport,
+    Interval,
+    RequestScore,
+    SliceVerdict,
+    Verdict,
+)
+from tide.domain.drafts import DraftModel, TrainingConfig, TrainingProgress
+from tide.domain.identity import (
+    GATE_BUCKETS,
+    SELECTION_BUCKETS,
+    Digest,
+    DraftContract,
+    Record,
+    Split,
+    TargetContract,
+    Value,
+    split_of,
+)
+from tide.domain.serving import LineageRecord, Promotion, ReplicaSwap, Serving, ServingDraft
+from tide.domain.states import HarvestResult, RequestSegment, Shard, ShardRequest, Snapshot, WindowManifest
+
+__all__ = [
+    "ACCEPTANCE_DEFINITION",
+    "GATE_BUCKETS",
+    "SELECTION_BUCKETS",
+    "Digest",
+    "DraftContract",
+    "DraftModel",
+    "DriftReport",
+    "EvalReport",
+    "HarvestResult",
+    "Interval",
+    "LineageRecord",
+    "Promotion",
+    "Record",
+    "ReplicaSwap",
+    "RequestScore",
+    "RequestSegment",
+    "Serving",
+    "ServingDraft",
+    "Shard",
+    "ShardRequest",
+    "SliceVerdict",
+    "Snapshot",
+    "Split",
+    "TargetContract",
+    "TrainingConfig",
+    "TrainingProgress",
+    "Value",
+    "Verdict",
+    "WindowManifest",
+    "split_of",
+]

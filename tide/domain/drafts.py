@@ -1,0 +1,64 @@
+"""How a draft was trained, and what it is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tide.domain.identity import Digest, DraftContract, Record, TargetContract, Value
+
+
+class TrainingConfig(Record):
+    """Knobs of one training run, as given to SpecForge."""
+
+    epochs: int = Field(default=2, ge=1)
+    batch_size: int = Field(default=4, ge=1)
+    learning_rate: float = Field(default=1e-3, gt=0, lt=1)
+    ttt_length: int = Field(default=3, ge=1, le=16)
+    max_length: int = Field(default=512, ge=16)
+    prompt_rows: int = Field(default=64, ge=1)
+    """Prompt rows kept before the generated ones."""
+    max_steps: int | None = Field(default=None, ge=1)
+    checkpoints: int = Field(default=3, ge=1)
+    draft_vocab_size: int = Field(default=8192, ge=1)
+    min_vocab_coverage: float = Field(default=0.95, ge=0, le=1)
+    """Below this share of generated tokens inside the parent's draft vocabulary, the vocabulary is chosen anew."""
+    seed: int = 0
+
+
+class TrainingProgress(Record):
+    """A moment of a training run."""
+
+    step: int
+    total_steps: int
+    loss: float | None
+    eta_s: float | None
+
+
+class DraftModel(Value):
+    """A draft and where it comes from."""
+
+    schema_version: Literal[1] = 1
+    digest: Digest
+    """sha256 of ``model.safetensors``."""
+    contract: DraftContract
+    target: TargetContract
+    parent: str | None = None
+    states_repository: str | None = None
+    states_commit: str | None = None
+    """None for an imported draft: one that we did not train."""
+    trained_tokens: int = 0
+    trained_requests: int = 0
+    steps: int = 0
+    max_length: int = 0
+    selection_acceptance_length: float | None = None
+    policy: str | None = None
+    seed: int | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
+    created_at: float = 0.0
+
+    @property
+    def imported(self) -> bool:
+        """True when TIDE did not train it."""
+        return self.states_commit is None
