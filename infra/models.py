@@ -11,13 +11,13 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tide.draft_files import write_draft
 from tide.errors import BadInputError, ConfigError
+from tide.files import whole_folder
 from tide.target_files import eagle3_layers, weights_digest
 from tide.trainer.initial import draft_config, initial_tensors
 from tide.trainer.vocabulary import Vocabulary
@@ -53,21 +53,15 @@ def ensure_target_model(home: Path, say: Say = print) -> Path:
     if _matches(destination, origin):
         say(f"target model: {destination} is up to date")
         return destination
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    staging = destination.with_name(f".{MODEL_NAME}.{os.getpid()}.tmp")
-    shutil.rmtree(staging, ignore_errors=True)
     try:
-        _convert(source, staging, say)
-        record = {**origin, "weights": weights_digest(staging)}
-        (staging / ORIGIN_FILE).write_text(json.dumps(record, sort_keys=True))
-        shutil.rmtree(destination, ignore_errors=True)
-        staging.rename(destination)
+        with whole_folder(destination) as temporary:
+            _convert(source, temporary, say)
+            record = {**origin, "weights": weights_digest(temporary)}
+            (temporary / ORIGIN_FILE).write_text(json.dumps(record, sort_keys=True))
     except OSError:
         # Another process may have finished the same conversion first; its result is as good as ours.
         if not _matches(destination, origin):
             raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     say(f"target model: {destination} is ready")
     return destination
 

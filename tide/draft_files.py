@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +28,7 @@ from tide.draft_format import (
     vocab_map_digest,
 )
 from tide.errors import ContractMismatch, DraftError
+from tide.files import whole_folder, write_durably
 
 __all__ = [
     "ARCHITECTURE",
@@ -143,16 +142,9 @@ def write_draft(parent: Path, config: Mapping[str, Any], tensors: Mapping[str, t
     if folder.exists():
         load_draft(folder, expected=digest)
         return folder, digest
-    parent.mkdir(parents=True, exist_ok=True)
-    staging = parent / f".{digest}.{os.getpid()}.tmp"
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        staging.mkdir()
-        _write(staging / CONFIG_FILE, json.dumps(dict(config), indent=1, sort_keys=True).encode())
-        _write(staging / WEIGHTS_FILE, data)
-        staging.rename(folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with whole_folder(folder) as temporary:
+        write_durably(temporary / CONFIG_FILE, json.dumps(dict(config), indent=1, sort_keys=True).encode())
+        write_durably(temporary / WEIGHTS_FILE, data)
     return folder, digest
 
 
@@ -165,9 +157,7 @@ def write_record(folder: Path, record: DraftModel) -> None:
     """
     draft = load_draft(folder)
     _check_record(folder, record, draft.digest, draft.contract)
-    temporary = folder / f".{RECORD_FILE}.{os.getpid()}.tmp"
-    _write(temporary, record.to_json().encode())
-    temporary.rename(folder / RECORD_FILE)
+    write_durably(folder / RECORD_FILE, record.to_json().encode())
 
 
 def _read_weights(folder: Path) -> bytes:
@@ -210,10 +200,3 @@ def _check_record(folder: Path, record: DraftModel, digest: str, contract: Draft
     differences = record.contract.differences(contract)
     if differences:
         raise ContractMismatch(f"draft (record and files of {folder})", differences)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -1,11 +1,14 @@
-"""Files that are either absent or whole, also after a power cut, and folders whose renames are durable.
+"""Files and folders that are either absent or whole, also after a power cut.
 
-Owns the order temp, fsync, rename, fsync of the folder. Knows nothing of what is written.
+Owns the order temp, fsync, rename, fsync of the parent folder. Knows nothing of what is written.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -31,6 +34,28 @@ def write_durably(path: Path, payload: bytes, *, mode: int = 0o666) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+@contextmanager
+def whole_folder(destination: Path) -> Iterator[Path]:
+    """A temporary folder that becomes ``destination`` when the block ends well, and is gone when it does not.
+
+    What stood at ``destination`` is replaced. The files' own durability is the block's affair.
+
+    Raises:
+        OSError: the disk refused, or another process published the same folder meanwhile; ours was removed.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = destination.with_name(f".{destination.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        yield temporary
+        shutil.rmtree(destination, ignore_errors=True)
+        temporary.rename(destination)
+        sync_folder(destination.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

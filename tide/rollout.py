@@ -15,7 +15,7 @@ from tide import lineage
 from tide.domain import DraftModel, Promotion, ReplicaSwap, Serving, ServingDraft
 from tide.engine.base import Engine
 from tide.errors import Conflict, EngineError, NotFound, NothingToCommit, StoreError, TideError
-from tide.files import write_durably
+from tide.files import whole_folder, write_durably
 from tide.store.base import Store
 
 SERVING = "serving.json"
@@ -50,11 +50,9 @@ def install_draft(store: Store, repository: str, ref: str, digest: str, draft_di
     folder = draft_dir / digest
     if folder.exists():
         return folder
-    temporary = draft_dir / f".{digest}.tmp"
-    temporary.mkdir(parents=True, exist_ok=True)
-    for name in DRAFT_FILES:
-        store.download(repository, ref, f"{draft_prefix(digest)}{name}", temporary / name)
-    temporary.replace(folder)
+    with whole_folder(folder) as temporary:
+        for name in DRAFT_FILES:
+            store.download(repository, ref, f"{draft_prefix(digest)}{name}", temporary / name)
     return folder
 
 

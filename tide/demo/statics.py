@@ -13,6 +13,7 @@ from pathlib import Path
 from tide.config import Policy
 from tide.demo.traffic import Prompt
 from tide.domain import DraftModel
+from tide.files import whole_folder
 
 
 def key(bundle: Path, policy: Policy, served: Sequence[Prompt], tokens: int) -> str:
@@ -32,13 +33,9 @@ def find(home: Path, wanted: str) -> Path | None:
 
 
 def keep(home: Path, wanted: str, draft: Path) -> None:
-    """Keep a promoted draft: temporary folder, rename."""
-    folder = home / "static" / wanted
-    temporary = folder.with_name(f".{wanted}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(draft, temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.replace(folder)
+    """Keep a promoted draft."""
+    with whole_folder(home / "static" / wanted) as temporary:
+        shutil.copytree(draft, temporary, dirs_exist_ok=True)
 
 
 def record(folder: Path) -> DraftModel:

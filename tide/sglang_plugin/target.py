@@ -7,7 +7,6 @@ contract is computed is target_files' business. Knows SGLang only through the at
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 
 from tide.domain import TargetContract
 from tide.errors import ConfigError
+from tide.files import write_durably
 from tide.target_files import INDEX_FILE, target_contract, weight_files
 
 
@@ -81,6 +81,4 @@ def _read(cache: Path) -> dict[str, Any]:
 
 
 def _write(cache: Path, content: dict[str, Any]) -> None:
-    temporary = cache.with_name(f".{cache.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(cache)
+    write_durably(cache, json.dumps(content).encode())

@@ -7,7 +7,6 @@ that it appears whole or not at all. Knows nothing of SpecForge.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from safetensors.torch import save_file
 
 from tide.domain import TargetContract
 from tide.errors import BadInputError
-from tide.files import write_durably
+from tide.files import whole_folder, write_durably
 from tide.target_files import (
     CONTRACT_FILE,
     INDEX_FILE,
@@ -43,32 +42,25 @@ def write_bundle(model: Path, destination: Path, contract: TargetContract) -> Pa
     """
     if _is_current(destination, contract):
         return destination
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    staging = destination.with_name(f".{destination.name}.{os.getpid()}.tmp")
-    shutil.rmtree(staging, ignore_errors=True)
     try:
-        staging.mkdir()
-        _fill(model, staging, contract)
-        shutil.rmtree(destination, ignore_errors=True)
-        staging.rename(destination)
+        with whole_folder(destination) as temporary:
+            _fill(model, temporary, contract)
     except OSError:
         # Another process may have published the same bundle between the check and the rename.
         if not _is_current(destination, contract):
             raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return destination
 
 
-def _fill(model: Path, staging: Path, contract: TargetContract) -> None:
+def _fill(model: Path, folder: Path, contract: TargetContract) -> None:
     keys = dict.fromkeys([*head_keys(model), final_norm_key(model)])
     tensors = {key: load_tensor(model, key).contiguous() for key in keys}
-    shutil.copy(model / "config.json", staging / "config.json")
-    save_file(tensors, staging / _WEIGHTS, metadata={"format": "pt"})
+    shutil.copy(model / "config.json", folder / "config.json")
+    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": dict.fromkeys(keys, _WEIGHTS)}
-    write_durably(staging / INDEX_FILE, json.dumps(index, indent=1).encode())
+    write_durably(folder / INDEX_FILE, json.dumps(index, indent=1).encode())
     # Last, although the rename below is what counts: a bundle without a contract is none.
-    write_durably(staging / CONTRACT_FILE, contract.to_json().encode())
+    write_durably(folder / CONTRACT_FILE, contract.to_json().encode())
 
 
 def _is_current(bundle: Path, contract: TargetContract) -> bool:
