@@ -13,20 +13,29 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from infra import local
-from tide import rollout, wiring
+from tide import history_text, provenance, rollout, wiring
 from tide.errors import EngineError, TideError
+from tide.history import serving_at
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Keep a speculative decoder fast on live traffic.")
 
 Home = Annotated[Path, typer.Option("--home", envvar="TIDE_HOME", help="Folder of everything local.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DEFAULT_HOME = Path(".tide")
+
+
+class LineageForm(StrEnum):
+    """How `tide lineage` prints."""
+
+    TREE = "tree"
+    MERMAID = "mermaid"
 
 
 def main() -> None:
@@ -125,6 +134,36 @@ def _active(engine: Any) -> str:
         return str(engine.active_draft())
     except EngineError as error:
         return f"unreachable: {error}"
+
+
+@app.command()
+def history(
+    at: Annotated[str | None, typer.Option(help="What served then: 2026-11-30T09:00 (UTC)")] = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """What served when, and why: every generation, or the one at a time."""
+    _use_stack(home)
+    config = wiring.settings()
+    found = provenance.changes(wiring.store(config), config.drafts_repository)
+    if at is not None:
+        found = [serving_at(found, history_text.parse_moment(at))]
+    print(json.dumps([c.model_dump(mode="json") for c in found]) if as_json else history_text.table(found))
+
+
+@app.command()
+def lineage(
+    draft: Annotated[str, typer.Argument(help="serving, gen-N, or a digest or its beginning")] = "serving",
+    form: Annotated[LineageForm, typer.Option("--format", help="How to print it.")] = LineageForm.TREE,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Where a draft comes from: its training, its verdicts, its states' windows, and its parents."""
+    _use_stack(home)
+    config = wiring.settings()
+    origin = provenance.trace(wiring.store(config), config.drafts_repository, draft)
+    render = history_text.mermaid if form is LineageForm.MERMAID else history_text.tree
+    print(origin.model_dump_json() if as_json else render(origin))
 
 
 @app.command()

@@ -55,6 +55,8 @@ def verdict_record(verdict: Verdict) -> LineageRecord:
         parents={"candidate": verdict.candidate, "incumbent": verdict.incumbent, "states": verdict.states_commit},
         facts={
             "outcome": verdict.outcome,
+            "acceptance_length": f"{verdict.overall.candidate:.4f}",
+            "incumbent_acceptance_length": f"{verdict.overall.incumbent:.4f}",
             "difference": f"{verdict.overall.difference.estimate:.4f}",
             "difference_low": f"{verdict.overall.difference.low:.4f}",
             "requests": str(verdict.overall.requests),

@@ -1,0 +1,62 @@
+"""Reads history and lineage out of the repositories: the logs that `tide.history` makes views of.
+
+Works over the Store port: two logs, whatever the number of windows and drafts. Knows nothing of how a view looks.
+"""
+
+from __future__ import annotations
+
+from tide import history
+from tide.errors import NotFound
+from tide.history import Event, Origin, Served
+from tide.store.base import Store
+
+
+def changes(store: Store, drafts: str) -> list[Served]:
+    """Every generation of a drafts repository, oldest first; empty when it does not exist yet."""
+    try:
+        return history.served(history.events(store.log(drafts, "main")))
+    except NotFound:
+        return []
+
+
+def trace(store: Store, drafts: str, name: str) -> Origin:
+    """Where a draft comes from.
+
+    Args:
+        name: see `tide.history.find`. Drafts that were never promoted are found on their branches.
+
+    Raises:
+        NotFound: no such draft, or no drafts repository.
+    """
+    log = history.events(store.log(drafts, "main"))
+    try:
+        digest = history.find(name, log)
+    except NotFound:
+        log = _with_candidates(store, drafts, log)
+        digest = history.find(name, log)
+    bare = history.origin(digest, log, {})
+    return history.origin(digest, log, _windows(store, bare))
+
+
+def _with_candidates(store: Store, drafts: str, log: list[Event]) -> list[Event]:
+    branches = [b for b in store.branches(drafts) if b.startswith("candidate-")]
+    found = [commit for branch in branches for commit in store.log(drafts, branch)]
+    return [*log, *history.events(found)]
+
+
+def _windows(store: Store, origin: Origin) -> dict[str, tuple[str, ...]]:
+    """Windows of every states commit of a tree: one log a repository."""
+    wanted: dict[str, list[str]] = {}
+    node: Origin | None = origin
+    while node is not None:
+        if node.states and "@" in node.states:
+            repository, _, commit = node.states.partition("@")
+            wanted.setdefault(repository, []).append(commit)
+        node = node.parent
+    found: dict[str, tuple[str, ...]] = {}
+    for repository, commits in wanted.items():
+        try:
+            found |= history.windows_of(store.log(repository, "main"), commits)
+        except NotFound:  # the repository was deleted; the tree says that no windows were found
+            continue
+    return found
