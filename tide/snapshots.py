@@ -7,7 +7,8 @@ as readers see it, and the choice of training shards. Works over the Store port;
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tide.domain import Shard, Snapshot, Split, TargetContract, split_of
@@ -15,17 +16,32 @@ from tide.errors import ContractMismatch, NotFound
 from tide.store.base import Store
 
 ROOT = "windows/"
+_READERS = 8
+"""Manifests are small: reading them is waiting."""
 
 
-def manifests(store: Store, repository: str, ref: str, folder: str) -> list[tuple[str, Shard]]:
-    """Manifests of all shards of one folder (``train`` or ``held_out``), oldest first, as (object path, manifest)."""
-    found = []
-    for item in store.list(repository, ref, ROOT):
-        window, _, kind, name = (item.path.removeprefix(ROOT).split("/") + [""] * 4)[:4]
-        if window and kind == folder and name.endswith(".json"):
-            manifest = Shard.model_validate_json(store.read(repository, ref, item.path))
-            found.append((item.path.removesuffix(".json") + ".safetensors", manifest))
+def manifests(store: Store, repository: str, ref: str, *folders: str) -> list[tuple[str, Shard]]:
+    """Manifests of all shards of these folders (``train``, ``held_out``), oldest first, as (object path, manifest)."""
+    return _manifests(store, repository, ref, (item.path for item in store.list(repository, ref, ROOT)), folders)
+
+
+def _manifests(
+    store: Store, repository: str, ref: str, paths: Iterable[str], folders: Sequence[str]
+) -> list[tuple[str, Shard]]:
+    def read(path: str) -> tuple[str, Shard]:
+        manifest = Shard.model_validate_json(store.read(repository, ref, path))
+        return path.removesuffix(".json") + ".safetensors", manifest
+
+    wanted = [path for path in paths if _folder(path) in folders and path.endswith(".json")]
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="manifests") as pool:
+        found = list(pool.map(read, wanted))
     return sorted(found, key=lambda pair: (pair[1].closed_at, pair[1].name))
+
+
+def _folder(path: str) -> str:
+    """``train`` or ``held_out`` of ``windows/<window>/<replica>/<folder>/<name>``; nothing for what is no shard."""
+    parts = path.removeprefix(ROOT).split("/")
+    return parts[2] if len(parts) == 4 else ""
 
 
 def describe(store: Store, repository: str, ref: str = "main") -> Snapshot:
@@ -36,10 +52,11 @@ def describe(store: Store, repository: str, ref: str = "main") -> Snapshot:
         ContractMismatch: shards of two targets stand in one snapshot; a changed target starts a new lineage.
     """
     commit = store.head(repository, ref).id
-    shards = [m for folder in ("train", "held_out") for _, m in manifests(store, repository, commit, folder)]
+    paths = [item.path for item in store.list(repository, commit, ROOT)]
+    shards = [manifest for _, manifest in _manifests(store, repository, commit, paths, ("train", "held_out"))]
     if not shards:
         raise NotFound(f"{repository}@{ref} holds no shards: serve some traffic and run the harvest first")
-    windows = sorted({i.path.removeprefix(ROOT).split("/")[0] for i in store.list(repository, commit, ROOT)})
+    windows = sorted({path.removeprefix(ROOT).split("/")[0] for path in paths})
     return Snapshot(
         repository=repository,
         commit=commit,
