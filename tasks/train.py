@@ -16,7 +16,7 @@ from prefect.deployments import run_deployment
 from tasks.serve import serving_steps
 from tasks.stage import cache_folder, stage
 from tasks.version import fetch_held_out_shards, pin_snapshot
-from tide import candidates, rollout, wiring
+from tide import candidates, checkpoints, rollout, wiring
 from tide.comparable import check_reproduced
 from tide.domain import DraftModel, DriftReport, EvalReport, Snapshot, Split, TrainingProgress
 from tide.draft_files import load_draft
@@ -108,23 +108,8 @@ def _progress_to_prefect() -> ProgressCallback:
 
 @stage("select checkpoint")
 def select_checkpoint(result: TrainingResult, snapshot: Snapshot) -> tuple[Checkpoint, float | None]:
-    """The checkpoint with the best walk on the selection split, which neither training nor the gate sees.
-
-    The loss is no guide: it keeps falling after acceptance has peaked. Without selection requests the last one is
-    taken, and its acceptance is None.
-    """
-    if not result.checkpoints:
-        raise TrainingError("the run left no checkpoint; see its log in the training folder")
-    scored = []
-    for checkpoint in result.checkpoints:
-        report = _walk_selection(checkpoint.draft, snapshot)
-        if report is None:
-            get_run_logger().warning("no selection requests in %s: the last checkpoint is taken", snapshot.commit[:12])
-            return result.checkpoints[-1], None
-        get_run_logger().info("step %d: acceptance length %.3f", checkpoint.step, report.acceptance_length)
-        scored.append((report.acceptance_length, checkpoint))
-    best, chosen = max(scored, key=lambda pair: pair[0])
-    return chosen, best
+    """The checkpoint with the best walk on the selection split, and its acceptance length there."""
+    return checkpoints.best(result.checkpoints, lambda draft: _walk_selection(draft, snapshot), get_run_logger().info)
 
 
 def _walk_selection(draft: Path, snapshot: Snapshot) -> EvalReport | None:

@@ -20,16 +20,20 @@ def pin_snapshot(ref: str = "main") -> Snapshot:
 def fetch_training_shards(snapshot: Snapshot) -> tuple[Path, ...]:
     """Local copies of the shards this policy trains on; ``held_out`` is never listed."""
     config = wiring.settings()
-    policy, store = config.policy(), wiring.store(config)
-    shards = snapshots.manifests(store, snapshot.repository, snapshot.commit, "train")
-    chosen = snapshots.choose_training(shards, policy.train_tokens, policy.replay_fraction)
-    return tuple(snapshots.fetch(store, snapshot.repository, snapshot.commit, chosen, cache_folder("train")))
+    policy = config.policy()
+    return snapshots.fetch_training(
+        wiring.store(config),
+        snapshot.repository,
+        snapshot.commit,
+        cache_folder("train"),
+        train_tokens=policy.train_tokens,
+        replay_fraction=policy.replay_fraction,
+    )
 
 
 @stage("fetch held-out shards")
 def fetch_held_out_shards(snapshot: Snapshot, split: Split, requests: int) -> tuple[Path, ...]:
     """Local copies of the newest held-out shards with this many requests of a split; ``train`` is never read."""
     store = wiring.store(wiring.settings())
-    shards = snapshots.manifests(store, snapshot.repository, snapshot.commit, "held_out")
-    chosen = snapshots.choose_held_out(shards, split, requests)
-    return tuple(snapshots.fetch(store, snapshot.repository, snapshot.commit, chosen, cache_folder("held_out")))
+    folder = cache_folder("held_out")
+    return snapshots.fetch_held_out(store, snapshot.repository, snapshot.commit, folder, split=split, requests=requests)

@@ -21,10 +21,14 @@ import typer
 
 from infra import local
 from tide import history_text, provenance, rollout, wiring
+from tide import pinned as pinning
 from tide.errors import EngineError, TideError
 from tide.history import serving_at
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Keep a speculative decoder fast on live traffic.")
+
+snapshot_app = typer.Typer(no_args_is_help=True, help="The states commit that experiments are made on.")
+app.add_typer(snapshot_app, name="snapshot")
 
 Home = Annotated[Path, typer.Option("--home", envvar="TIDE_HOME", help="Folder of everything local.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -149,6 +153,20 @@ def history(
     if at is not None:
         found = [serving_at(found, history_text.parse_moment(at))]
     print(json.dumps([c.model_dump(mode="json") for c in found]) if as_json else history_text.table(found))
+
+
+@snapshot_app.command("pin")
+def pin_snapshot(
+    ref: Annotated[str, typer.Argument(help="Branch, tag or commit of the states repository.")] = "main",
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Move data/snapshot.lock.json: what `dvc repro` is made on, and the draft it starts from."""
+    _use_stack(home)
+    config = wiring.settings()
+    pinned = pinning.pin(wiring.store(config), config.states_repository, config.drafts_repository, ref)
+    parent = f"parent draft {pinned.parent[:12]}" if pinned.parent else "no parent draft"
+    print(pinned.to_json() if as_json else f"{pinned.repository}@{pinned.commit[:12]} pinned, {parent}")
 
 
 @app.command()

@@ -6,6 +6,7 @@ as readers see it, and the choice of training shards. Works over the Store port;
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +114,28 @@ def choose_held_out(shards: Sequence[tuple[str, Shard]], split: Split, requests:
             chosen.append(pair)
             found += own
     return chosen[::-1]
+
+
+def fetch_training(
+    store: Store, repository: str, commit: str, destination: Path, *, train_tokens: int, replay_fraction: float
+) -> tuple[Path, ...]:
+    """Local copies of the shards to train on; ``held_out`` is never listed."""
+    chosen = choose_training(manifests(store, repository, commit, "train"), train_tokens, replay_fraction)
+    return tuple(fetch(store, repository, commit, chosen, destination))
+
+
+def fetch_held_out(
+    store: Store, repository: str, commit: str, destination: Path, *, split: Split, requests: int
+) -> tuple[Path, ...]:
+    """Local copies of the newest held-out shards with this many requests of a split; ``train`` is never read."""
+    chosen = choose_held_out(manifests(store, repository, commit, "held_out"), split, requests)
+    return tuple(fetch(store, repository, commit, chosen, destination))
+
+
+def content_digest(store: Store, repository: str, commit: str) -> str:
+    """sha256 over the names of all shards, which are digests of their content: the same in any store, at any commit."""
+    names = sorted(m.name for _, m in manifests(store, repository, commit, "train", "held_out"))
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
 def fetch(
