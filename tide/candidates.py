@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tide import lineage
+from tide import lineage, repositories
 from tide.domain import DraftModel, DriftReport
 from tide.draft_files import load_draft, write_record
 from tide.rollout import DRAFT_FILES, draft_prefix
@@ -27,7 +27,7 @@ def publish(
     """
     load_draft(folder, expected=draft.digest)
     write_record(folder, draft)
-    store.create_repository(repository)
+    repositories.ensure(store, repository)
     store.create_branch(repository, branch, "main")
     for name in DRAFT_FILES:
         store.put(repository, branch, f"{draft_prefix(draft.digest)}{name}", folder / name)

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
-from tide import lineage
+from tide import lineage, repositories
 from tide import spool as spools
 from tide.domain import HarvestResult, TargetContract, WindowManifest
 from tide.errors import NotFound, NothingToCommit
@@ -62,7 +62,7 @@ class Harvester:
             StoreError: the store refused; the window's files stay in the spool, and earlier windows are done.
         """
         with spools.locked(self.spool):
-            self.store.create_repository(self.repository)
+            repositories.ensure(self.store, self.repository)
             refused = self._refuse_damaged(now)
             known = self._known_shards()
             results = [HarvestResult(repository=self.repository, commit=None, quarantined=refused)]

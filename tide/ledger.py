@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from typing import TypeVar
 
+from tide import repositories
 from tide.domain import Record
 from tide.errors import NotFound
 from tide.store.base import Store
@@ -39,7 +40,7 @@ def append(
     Returns:
         Path of the record on the ledger branch.
     """
-    store.create_repository(repository)
+    repositories.ensure(store, repository)
     store.create_branch(repository, BRANCH, "main")
     moment = time.time() if at is None else at
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment)) + f"{int(moment * 1000) % 1000:03d}Z"

@@ -10,11 +10,14 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
 
 from tide import lineage
-from tide.domain import DraftModel, Promotion, ReplicaSwap, Serving, ServingDraft
+from tide.domain import DraftModel, Promotion, ReplicaSwap, Serving, ServingDraft, Value
 from tide.engine.base import Engine
-from tide.errors import Conflict, EngineError, NotFound, NothingToCommit, StoreError, TideError
+from tide.errors import BadInputError, Conflict, EngineError, NotFound, NothingToCommit, StoreError, TideError
 from tide.files import whole_folder, write_durably
 from tide.store.base import Store
 
@@ -23,14 +26,15 @@ NO_DRAFT = "none"
 DRAFT_FILES = ("config.json", "draft.json", "model.safetensors")
 """What stands under a draft's folder in the drafts repository and in DRAFT_DIR."""
 
+V = TypeVar("V", bound=Value)
 Restart = Callable[[Engine, str], float]
 """Restarts a replica with a draft when a hot swap cannot do (no draft yet, another shape); returns seconds."""
 
 
 def read_serving(store: Store, repository: str, ref: str = "main") -> Serving:
-    """The one truth; generation 0 when nothing was promoted yet."""
+    """The one truth; generation 0 when nothing was promoted yet. Raises BadInputError when it cannot be read."""
     try:
-        return Serving.model_validate_json(store.read(repository, ref, SERVING))
+        return _read(store, repository, ref, SERVING, Serving)
     except NotFound:
         return Serving()
 
@@ -41,8 +45,17 @@ def draft_prefix(digest: str) -> str:
 
 
 def read_draft(store: Store, repository: str, ref: str, digest: str) -> DraftModel:
-    """Record of a draft at a ref."""
-    return DraftModel.model_validate_json(store.read(repository, ref, f"{draft_prefix(digest)}draft.json"))
+    """Record of a draft at a ref. Raises BadInputError when it cannot be read."""
+    return _read(store, repository, ref, f"{draft_prefix(digest)}draft.json", DraftModel)
+
+
+def _read(store: Store, repository: str, ref: str, path: str, kind: type[V]) -> V:
+    try:
+        return kind.model_validate_json(store.read(repository, ref, path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "content"
+        raise BadInputError(f"{repository}@{ref}:{path} is no {kind.__name__}: {where}: {first['msg']}") from error
 
 
 def install_draft(store: Store, repository: str, ref: str, digest: str, draft_dir: Path) -> Path:

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import lakefs_sdk
 import pytest
 from lakefs.client import Client
 
@@ -64,8 +63,7 @@ def _real(server: LakefsServer, repository: str) -> Subject:
     sdk = Client(host=server.endpoint, username=keys.access_key, password=keys.secret_key).sdk_client
 
     def protect(branch: str) -> None:
-        rule = lakefs_sdk.BranchProtectionRule(pattern=branch)
-        sdk.repositories_api.set_branch_protection_rules(repository, [rule])
+        store.protect(repository, branch)
         # Rules are cached for some seconds once they were read: set them before the first write.
         with pytest.raises(ProtectedBranch):
             store.put(repository, branch, "probe", b"")
@@ -94,9 +92,17 @@ def _committed(store: Store, repo: str, branch: str, path: str, data: bytes) -> 
 
 
 def test_a_repository_can_be_created_twice_and_is_listed(store: Store, repo: str) -> None:
-    store.create_repository(repo)
+    assert store.create_repository(repo) is False
+    assert store.create_repository(f"{repo}-new") is True
     assert repo in list(store.repositories())
     assert list(store.branches(repo)) == ["main"]
+
+
+def test_protection_is_listed_and_a_second_branch_does_not_lift_the_first(store: Store, repo: str) -> None:
+    assert store.protected(repo) == ()
+    for branch in ("main", "ledger", "main"):
+        store.protect(repo, branch)
+    assert sorted(store.protected(repo)) == ["ledger", "main"]
 
 
 def test_an_object_is_read_back_whole_streamed_and_to_a_file(store: Store, repo: str, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The store port in memory, for unit tests; it passes the same contract suite as lakeFS, so it cannot drift from it.
 
-Owns a dictionary of repositories. Knows nothing of servers; ``protect`` and ``lose_bytes`` are there for tests only.
+Owns a dictionary of repositories. Knows nothing of servers; ``lose_bytes`` is there for tests only.
 """
 
 from __future__ import annotations
@@ -45,21 +45,27 @@ class MemoryStore(Store):
         self._repositories: dict[str, _Repository] = {}
         self._clock = itertools.count(1_800_000_000)
 
-    def protect(self, repository: str, branch: str) -> None:
-        """Refuse direct writes to a branch."""
-        self._repository(repository).protected.add(branch)
-
     def lose_bytes(self, repository: str, ref: str, path: str) -> None:
         """Delete an object's bytes from under its name."""
         found = self._repository(repository)
         found.lost.add(self._tree(repository, ref)[path])
 
     @override
-    def create_repository(self, repository: str) -> None:
+    def create_repository(self, repository: str) -> bool:
         _check_name("repository", repository)
-        if repository not in self._repositories:
-            made = self._repositories[repository] = _Repository()
-            made.branches["main"] = _Branch(self._commit(made, {}, "Repository created", {}, ()).id)
+        if repository in self._repositories:
+            return False
+        made = self._repositories[repository] = _Repository()
+        made.branches["main"] = _Branch(self._commit(made, {}, "Repository created", {}, ()).id)
+        return True
+
+    @override
+    def protect(self, repository: str, branch: str) -> None:
+        self._repository(repository).protected.add(branch)
+
+    @override
+    def protected(self, repository: str) -> tuple[str, ...]:
+        return tuple(sorted(self._repository(repository).protected))
 
     @override
     def repositories(self) -> Iterator[str]:

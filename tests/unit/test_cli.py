@@ -11,7 +11,21 @@ from typer.testing import CliRunner
 
 from tide import cli
 
-COMMANDS = ("up", "down", "status", "env", "run", "serving", "history", "lineage", "rollback", "reconcile", "demo")
+COMMANDS = (
+    "init",
+    "doctor",
+    "up",
+    "down",
+    "status",
+    "env",
+    "run",
+    "serving",
+    "history",
+    "lineage",
+    "rollback",
+    "reconcile",
+    "demo",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

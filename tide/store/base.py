@@ -49,12 +49,20 @@ class Store(ABC):
     """
 
     @abstractmethod
-    def create_repository(self, repository: str) -> None:
-        """Create a repository with an empty ``main``; one that exists is left as it is."""
+    def create_repository(self, repository: str) -> bool:
+        """Create a repository with an empty ``main``; one that exists is left as it is. True when this call made it."""
 
     @abstractmethod
     def repositories(self) -> Iterator[str]:
         """Names of all repositories, however many pages."""
+
+    @abstractmethod
+    def protect(self, repository: str, branch: str) -> None:
+        """Refuse direct writes to a branch from now on (ProtectedBranch); merges into it go on."""
+
+    @abstractmethod
+    def protected(self, repository: str) -> tuple[str, ...]:
+        """Branches, or patterns of branches, that refuse direct writes."""
 
     @abstractmethod
     def create_branch(self, repository: str, branch: str, source: str) -> None:

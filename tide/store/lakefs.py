@@ -58,7 +58,7 @@ class LakefsStore(Store):
     # Repositories and branches
 
     @override
-    def create_repository(self, repository: str) -> None:
+    def create_repository(self, repository: str) -> bool:
         where = Where("create repository", repository)
         namespace = f"{self._prefix}{repository}"
         try:
@@ -72,11 +72,27 @@ class LakefsStore(Store):
             self._lakefs.call(
                 Where("open repository", repository), self._api.repositories_api.get_repository, repository
             )
+            return False
+        return True
 
     @override
     def repositories(self) -> Iterator[str]:
         for item in self._lakefs.pages(Where("list repositories"), self._api.repositories_api.list_repositories):
             yield item.id
+
+    @override
+    def protect(self, repository: str, branch: str) -> None:
+        rules = [
+            lakefs_sdk.BranchProtectionRule(pattern=p) for p in dict.fromkeys([*self.protected(repository), branch])
+        ]
+        where = Where("protect", repository, branch)
+        self._lakefs.call(where, self._api.repositories_api.set_branch_protection_rules, repository, rules)
+
+    @override
+    def protected(self, repository: str) -> tuple[str, ...]:
+        where = Where("read branch protection", repository)
+        rules = self._lakefs.call(where, self._api.repositories_api.get_branch_protection_rules, repository)
+        return tuple(rule.pattern for rule in rules)
 
     @override
     def create_branch(self, repository: str, branch: str, source: str) -> None:

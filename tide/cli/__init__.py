@@ -1,0 +1,31 @@
+"""``tide ...``: the command.
+
+Owns arguments, output and exit codes: 0 done, 1 a TIDE error (its message says what to do), 130 interrupted. The work
+is done elsewhere: infra.local starts parts, wiring gives adapters, rollout changes what serves.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tide.cli import service, stack
+from tide.errors import TideError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Keep a speculative decoder fast on live traffic.")
+app.add_typer(stack.commands)
+app.add_typer(service.commands)
+app.add_typer(service.snapshot, name="snapshot")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except TideError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -1,0 +1,5 @@
+"""``python -m tide.cli``."""
+
+from tide.cli import main
+
+main()

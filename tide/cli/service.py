@@ -1,0 +1,139 @@
+"""Commands that show what serves and where it comes from, and that change it."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from tide import doctor as checks
+from tide import history_text, provenance, repositories, rollout, wiring
+from tide import pinned as pinning
+from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
+from tide.errors import EngineError
+from tide.history import serving_at
+
+commands = typer.Typer()
+snapshot = typer.Typer(no_args_is_help=True, help="The states commit that experiments are made on.")
+
+
+class LineageForm(StrEnum):
+    """How `tide lineage` prints."""
+
+    TREE = "tree"
+    MERMAID = "mermaid"
+
+
+@commands.command()
+def init(home: Home = DEFAULT_HOME) -> None:
+    """Create the service's two repositories, with a main that takes merges only; harmless to repeat."""
+    config = use_stack(home)
+    store = wiring.store(config)
+    for repository in (config.states_repository, config.drafts_repository):
+        repositories.mend(store, repository)
+        print(f"{repository}: main is protected")
+
+
+@commands.command()
+def doctor(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Check settings, repositories, serving.json and replicas; exit 1 when something is wrong."""
+    config = use_stack(home)
+    found = checks.examine(config, wiring.store(config), wiring.engines(config))
+    if as_json:
+        print(json.dumps([check.model_dump(mode="json") for check in found]))
+    else:
+        for check in found:
+            print(f"{check.state:<8} {check.name}: {check.detail}{f'  -> {check.fix}' if check.fix else ''}")
+    raise typer.Exit(int(any(check.state != "ok" for check in found)))
+
+
+@commands.command()
+def serving(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """What `serving.json` says, and what each replica really serves."""
+    config = use_stack(home)
+    truth = rollout.read_serving(wiring.store(config), config.drafts_repository)
+    found = {engine.name: _active(engine) for engine in wiring.engines(config)}
+    if as_json:
+        print(json.dumps({"serving": truth.model_dump(mode="json"), "replicas": found}))
+        return
+    print(f"generation {truth.generation}, stable {truth.stable.digest if truth.stable else 'none'}")
+    for name, draft in found.items():
+        print(f"  {name}: {draft}")
+
+
+def _active(engine: Any) -> str:
+    try:
+        return str(engine.active_draft())
+    except EngineError as error:
+        return f"unreachable: {error}"
+
+
+@commands.command()
+def history(
+    at: Annotated[str | None, typer.Option(help="What served then: 2026-11-30T09:00 (UTC)")] = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """What served when, and why: every generation, or the one at a time."""
+    config = use_stack(home)
+    found = provenance.changes(wiring.store(config), config.drafts_repository)
+    if at is not None:
+        found = [serving_at(found, history_text.parse_moment(at))]
+    print(json.dumps([c.model_dump(mode="json") for c in found]) if as_json else history_text.table(found))
+
+
+@snapshot.command("pin")
+def pin_snapshot(
+    ref: Annotated[str, typer.Argument(help="Branch, tag or commit of the states repository.")] = "main",
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Move data/snapshot.lock.json: what `dvc repro` is made on, and the draft it starts from."""
+    config = use_stack(home)
+    pinned = pinning.pin(wiring.store(config), config.states_repository, config.drafts_repository, ref)
+    parent = f"parent draft {pinned.parent[:12]}" if pinned.parent else "no parent draft"
+    print(pinned.to_json() if as_json else f"{pinned.repository}@{pinned.commit[:12]} pinned, {parent}")
+
+
+@commands.command()
+def lineage(
+    draft: Annotated[str, typer.Argument(help="serving, gen-N, or a digest or its beginning")] = "serving",
+    form: Annotated[LineageForm, typer.Option("--format", help="How to print it.")] = LineageForm.TREE,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Where a draft comes from: its training, its verdicts, its states' windows, and its parents."""
+    config = use_stack(home)
+    origin = provenance.trace(wiring.store(config), config.drafts_repository, draft)
+    render = history_text.mermaid if form is LineageForm.MERMAID else history_text.tree
+    print(origin.model_dump_json() if as_json else render(origin))
+
+
+@commands.command()
+def rollback(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Put the previous draft back into serving on every replica. Works with Prefect down."""
+    config = use_stack(home)
+    promotion = rollout.rollback(
+        wiring.store(config),
+        config.drafts_repository,
+        replicas=wiring.engines(config),
+        draft_dir=config.drafts,
+        restart=wiring.restart(config),
+    )
+    done = f"generation {promotion.generation}: draft {promotion.draft} serves again"
+    print(promotion.to_json() if as_json else done)
+
+
+@commands.command()
+def reconcile(home: Home = DEFAULT_HOME) -> None:
+    """Make every replica match `serving.json`."""
+    config = use_stack(home)
+    swaps = rollout.reconcile(
+        wiring.store(config), config.drafts_repository, replicas=wiring.engines(config), draft_dir=config.drafts
+    )
+    for swap in swaps:
+        print(f"{swap.replica}: {swap.before[:12]} -> {swap.after[:12]} in {swap.seconds:.3f} s")
+    if not swaps:
+        print("every replica matches serving.json")

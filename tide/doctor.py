@@ -1,0 +1,112 @@
+"""`tide doctor`: is everything as it should be, and if not, what to do.
+
+Reads only. Each check stands alone: one that cannot be made says so and the others go on. Works over ports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from tide import rollout
+from tide.config import Settings
+from tide.domain import Value
+from tide.engine.base import Engine
+from tide.errors import NotFound, TideError
+from tide.repositories import MAIN
+from tide.store.base import Commit, Store
+
+BY_HAND = 20
+"""Newest commits made by hand that are named; more than that are counted."""
+
+
+class Check(Value):
+    """One finding."""
+
+    name: str
+    state: Literal["ok", "wrong", "unknown"]
+    detail: str
+    fix: str = ""
+
+
+def examine(config: Settings, store: Store, replicas: Sequence[Engine]) -> list[Check]:
+    """Every check, in the order in which to mend what they find."""
+    checks = [
+        *_guard("policy", lambda: _policy(config)),
+        *_guard("target bundle", lambda: _bundle(config.bundle)),
+    ]
+    for repository in (config.states_repository, config.drafts_repository):
+        checks += _guard(f"repository {repository}", lambda name=repository: _repository(store, name))  # type: ignore[misc]
+    checks += _guard("serving.json", lambda: _serving(store, config.drafts_repository))
+    for replica in replicas:
+        name = f"replica {replica.name}"
+        checks += _guard(name, lambda r=replica: _replica(store, config.drafts_repository, r))  # type: ignore[misc]
+    return checks
+
+
+def _guard(name: str, check: Callable[[], Iterator[Check]]) -> list[Check]:
+    try:
+        return list(check())
+    except TideError as error:
+        return [Check(name=name, state="unknown", detail=str(error), fix="mend this first, then run it again")]
+
+
+def _policy(config: Settings) -> Iterator[Check]:
+    digest = config.policy().digest()
+    where = str(config.policy_file) if config.policy_file else "the defaults (TIDE_POLICY_FILE is not set)"
+    yield Check(name="policy", state="ok", detail=f"{where}, digest {digest[:12]}")
+
+
+def _bundle(folder: Path) -> Iterator[Check]:
+    if (folder / "contract.json").is_file():
+        yield Check(name="target bundle", state="ok", detail=str(folder))
+    else:
+        fix = "`tide up` makes it; on a worker of its own, ship it and set TIDE_TARGET_BUNDLE"
+        yield Check(name="target bundle", state="wrong", detail=f"none at {folder}", fix=fix)
+
+
+def _repository(store: Store, repository: str) -> Iterator[Check]:
+    name = f"repository {repository}"
+    try:
+        patterns = store.protected(repository)
+    except NotFound:
+        yield Check(name=name, state="wrong", detail="does not exist", fix="`tide init` makes it")
+        return
+    if MAIN in patterns:
+        yield Check(name=name, state="ok", detail="main takes merges only")
+    else:
+        yield Check(name=name, state="wrong", detail="main takes direct writes", fix="`tide init` protects it")
+    by_hand = [commit for commit in store.log(repository, MAIN) if _made_by_hand(commit)]
+    for commit in by_hand[:BY_HAND]:
+        detail = f"commit {commit.id[:12]} on main carries no lineage: {commit.message!r}"
+        yield Check(name=name, state="wrong", detail=detail, fix="look at what it changed: `lakectl diff`")
+    if len(by_hand) > BY_HAND:
+        detail = f"and {len(by_hand) - BY_HAND} more commits made by hand"
+        yield Check(name=name, state="wrong", detail=detail, fix="look at main's log in lakeFS")
+
+
+def _made_by_hand(commit: Commit) -> bool:
+    """The first commit of a repository is lakeFS's own; TIDE's own carry metadata."""
+    return bool(commit.parents) and not any(key.startswith("tide.") for key in commit.metadata)
+
+
+def _serving(store: Store, repository: str) -> Iterator[Check]:
+    serving = rollout.read_serving(store, repository)
+    if serving.stable is None:
+        yield Check(name="serving.json", state="ok", detail="nothing was promoted yet")
+        return
+    rollout.read_draft(store, repository, MAIN, serving.stable.digest)
+    detail = f"generation {serving.generation}, draft {serving.stable.digest[:12]}"
+    yield Check(name="serving.json", state="ok", detail=detail)
+
+
+def _replica(store: Store, repository: str, replica: Engine) -> Iterator[Check]:
+    name, active = f"replica {replica.name}", replica.active_draft()
+    stable = rollout.read_serving(store, repository).stable
+    wanted = stable.digest if stable else rollout.NO_DRAFT
+    if active == wanted:
+        yield Check(name=name, state="ok", detail=f"serves {active[:12]}")
+    else:
+        detail = f"serves {active[:12]}, serving.json says {wanted[:12]}"
+        yield Check(name=name, state="wrong", detail=detail, fix="`tide reconcile`")
