@@ -153,7 +153,7 @@ def publish_candidate(
         environment=result.environment,
         created_at=time.time(),
     )
-    candidates.publish(store, config.drafts_repository, branch, checkpoint.draft, draft, drift)
+    candidates.publish(store, config.drafts_repository, branch, checkpoint.draft, draft, drift, policy)
     _tidy(checkpoint, draft.digest)
     return draft
 

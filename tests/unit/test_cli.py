@@ -21,6 +21,7 @@ COMMANDS = (
     "run",
     "serving",
     "history",
+    "reproduce",
     "lineage",
     "rollback",
     "reconcile",

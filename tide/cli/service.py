@@ -11,6 +11,7 @@ import typer
 from tide import doctor as checks
 from tide import history_text, provenance, repositories, rollout, wiring
 from tide import pinned as pinning
+from tide import reproduce as making
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.errors import EngineError
 from tide.history import serving_at
@@ -109,6 +110,33 @@ def lineage(
     origin = provenance.trace(wiring.store(config), config.drafts_repository, draft)
     render = history_text.mermaid if form is LineageForm.MERMAID else history_text.tree
     print(origin.model_dump_json() if as_json else render(origin))
+
+
+@commands.command()
+def reproduce(
+    draft: Annotated[str, typer.Argument(help="serving, gen-N, or a digest or its beginning")] = "serving",
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Train a draft again from its lineage and compare digests; exit 1 when they differ, naming what does."""
+    config = use_stack(home)
+    store = wiring.store(config)
+    found = making.reproduce(
+        store,
+        config.drafts_repository,
+        provenance.trace(store, config.drafts_repository, draft).draft,
+        trainer=wiring.trainer(),
+        bundle=config.bundle,
+        scratch=config.home / "train",
+        on_progress=lambda p: typer.echo(f"step {p.step}/{p.total_steps}", err=True),
+    )
+    if as_json:
+        print(found.model_dump_json())
+    else:
+        print(f"draft {found.draft[:12]}: {'the same weights again' if found.same else 'other weights'}")
+        for difference in found.differences:
+            print(f"  {difference}")
+    raise typer.Exit(int(not found.same))
 
 
 @commands.command()

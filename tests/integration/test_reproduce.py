@@ -1,0 +1,134 @@
+"""A promoted draft is made again from its lineage alone, to the byte, by the real trainer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.memory_store import MemoryStore
+from tests.support.tiny import request_info
+from tests.support.tiny_target import tiny_target, tiny_target_states
+from tide import candidates
+from tide.config import Policy
+from tide.domain import DraftModel, Split, TrainingConfig
+from tide.draft_files import load_draft
+from tide.errors import BadInputError, NotFound
+from tide.reproduce import Reproduction, reproduce
+from tide.rollout import draft_prefix
+from tide.shards import write_shard
+from tide.target_files import bundle_contract
+from tide.trainer.base import TrainingData
+from tide.trainer.run_config import Hardware
+from tide.trainer.specforge import SpecForgeTrainer
+
+STATES, DRAFTS, BRANCH = "svc-states", "svc-drafts", "candidate-20260101T000000Z"
+POLICY = Policy(
+    train=TrainingConfig(
+        epochs=4, max_steps=6, batch_size=4, ttt_length=2, checkpoints=2, draft_vocab_size=256, prompt_rows=4
+    )
+)
+
+
+@dataclass
+class Made:
+    """A store with one candidate, trained from one window."""
+
+    root: Path
+    store: MemoryStore
+    bundle: Path
+    trainer: SpecForgeTrainer
+    draft: DraftModel
+
+    def again(self, digest: str | None = None) -> Reproduction:
+        return reproduce(
+            self.store,
+            DRAFTS,
+            digest or self.draft.digest,
+            trainer=self.trainer,
+            bundle=self.bundle,
+            scratch=self.root / "scratch",
+            on_progress=lambda _: None,
+        )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    root = tmp_path_factory.mktemp("reproduce")
+    trainer, store = SpecForgeTrainer(hardware=Hardware("cpu")), MemoryStore()
+    model = tiny_target(root / "target")
+    bundle = trainer.prepare_bundle(model, root / "bundle")
+    target = bundle_contract(bundle)
+    states = [replace(s, info=request_info(f"r{i}", Split.TRAIN)) for i, s in enumerate(tiny_target_states(model, 12))]
+    shard = write_shard(root / "shards", states, split=Split.TRAIN, target=target, opened_at=1.0, closed_at=2.0)
+    store.create_repository(STATES)
+    for name in (shard.file, f"{shard.name}.json"):
+        store.put(STATES, "main", f"windows/20260101T000000Z/r0/train/{name}", root / "shards" / name)
+    commit = store.commit(STATES, "main", "harvest", {}).id
+    result = trainer.train(
+        TrainingData(shards=(root / "shards" / shard.file,), target=target),
+        POLICY.train,
+        parent=None,
+        bundle=bundle,
+        workdir=root / "first",
+        on_progress=lambda _: None,
+    )
+    chosen = result.checkpoints[-1]
+    draft = DraftModel(
+        digest=chosen.digest,
+        contract=load_draft(chosen.draft).contract,
+        target=target,
+        states_repository=STATES,
+        states_commit=commit,
+        trained_tokens=result.tokens,
+        trained_requests=result.samples,
+        steps=chosen.step,
+        policy=POLICY.digest(),
+        seed=POLICY.train.seed,
+        environment=result.environment,
+        created_at=time.time(),
+    )
+    candidates.publish(store, DRAFTS, BRANCH, chosen.draft, draft, None, POLICY)
+    return Made(root, store, bundle, trainer, draft)
+
+
+def test_the_same_lineage_gives_the_same_weights(made: Made) -> None:
+    found = made.again()
+    assert (found.same, found.made, found.differences) == (True, made.draft.digest, ())
+    assert list((made.root / "scratch").iterdir()) == [], "nothing is left behind"
+
+
+def test_what_differs_is_named_and_the_rest_is_not(made: Made) -> None:
+    """The record is changed, not the run: made with another torch, from one token more."""
+    store, record = made.store, made.draft
+    other = record.model_copy(
+        update={"environment": {**record.environment, "torch": "1.0"}, "trained_tokens": record.trained_tokens + 1}
+    )
+    store.put(DRAFTS, BRANCH, f"{draft_prefix(record.digest)}draft.json", other.to_json().encode())
+    store.commit(DRAFTS, BRANCH, "another record", {})
+    found = made.again()
+    assert found.same
+    assert [d.partition(":")[0] for d in found.differences] == ["torch", "training tokens"]
+    store.put(DRAFTS, BRANCH, f"{draft_prefix(record.digest)}draft.json", record.to_json().encode())
+    store.commit(DRAFTS, BRANCH, "as it was", {})
+
+
+def test_a_draft_whose_policy_was_not_kept_or_is_another_is_refused(made: Made) -> None:
+    path = f"{draft_prefix(made.draft.digest)}{candidates.POLICY_FILE}"
+    made.store.put(DRAFTS, BRANCH, path, Policy().to_json().encode())
+    made.store.commit(DRAFTS, BRANCH, "another policy", {})
+    with pytest.raises(BadInputError, match="beside it is not the policy"):
+        made.again()
+    made.store.delete(DRAFTS, BRANCH, path)
+    made.store.commit(DRAFTS, BRANCH, "no policy", {})
+    with pytest.raises(BadInputError, match="was not kept"):
+        made.again()
+    made.store.put(DRAFTS, BRANCH, path, POLICY.to_json().encode())
+    made.store.commit(DRAFTS, BRANCH, "as it was", {})
+
+
+def test_a_draft_that_no_ref_holds_is_not_found(made: Made) -> None:
+    with pytest.raises(NotFound, match="tide history"):
+        made.again("f" * 64)
