@@ -4,7 +4,7 @@ Two servers of the same model and draft, one that captures everything and one wi
 same prompts at concurrency 4; an idle server sleeps. Writes tests/bench/results/capture.json. Run alone on a quiet
 machine:
 
-    python tests/bench/capture.py [--pairs 8] [--tokens 64] [--prompts 12] [--dtype float32]
+    python tests/bench/capture.py [--pairs 8] [--tokens 48] [--prompts 8] [--dtype float32]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import signal
 import statistics
 import sys
@@ -92,7 +93,8 @@ def measure(on: SglangServer, off: SglangServer, args: argparse.Namespace) -> di
         "dropped": state["dropped"],
         "concurrency": CONCURRENCY,
         "dtype": args.dtype,
-        "machine": {"cpus": os.cpu_count(), "load_before": args.load},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": {"cpus": os.cpu_count(), "machine": platform.machine(), "load_before": args.load},
     }
 
 
@@ -100,8 +102,8 @@ def main() -> None:
     """Run and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--prompts", type=int, default=8)
     # A CPU without bfloat16 instructions computes it at a third of the speed.
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     args = parser.parse_args()
