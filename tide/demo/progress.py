@@ -34,6 +34,8 @@ class Progress:
         self._scale = 1.0
         self._console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._lock = threading.Lock()
+        self.took: dict[str, float] = {}
+        """Seconds of each step that has ended."""
 
     def say(self, line: str) -> None:
         """One line that stays."""
@@ -60,6 +62,7 @@ class Progress:
 
         yield detail
         took = self._clock() - began
+        self.took[name] = took
         self._left -= expected
         if expected >= 30.0:  # short steps say little about the machine's speed
             self._scale = self._corrected(took / expected)

@@ -49,6 +49,11 @@ class Report(Value):
     wall_s: float
     machine: dict[str, Any]
     reference_speed_ratio: float | None
+    wall_at_reference_s: float | None
+    """Wall time scaled to the reference machine: an estimate, by plain serving at concurrency 1."""
+    date: str
+    steps_s: dict[str, float]
+    """Seconds of each step of the story."""
     cycles: tuple[Cycle, ...]
     held_out: dict[str, ArmResult]
     ratios: dict[str, Any]

@@ -98,11 +98,15 @@ def _measure(story: Story, local: Local) -> tuple[dict[str, ArmResult], float | 
 def _report(
     story: Story, began: float, results: dict[str, ArmResult], speed: float | None, capture: dict[str, Any]
 ) -> reports.Report:
-    swap = story.cycles[-1].promotion
+    swap, wall = story.cycles[-1].promotion, time.monotonic() - began
+    ratio = speed / reports.REFERENCE_TOKENS_PER_S if speed else None
     return reports.Report(
-        wall_s=time.monotonic() - began,
+        wall_s=wall,
         machine=reports.machine(),
-        reference_speed_ratio=speed / reports.REFERENCE_TOKENS_PER_S if speed else None,
+        reference_speed_ratio=ratio,
+        wall_at_reference_s=wall * ratio if ratio else None,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        steps_s=story.progress.took,
         cycles=tuple(story.cycles),
         held_out=results,
         ratios={} if story.options.fast else reports.compared(results),
