@@ -52,6 +52,13 @@ def shift(story: Story) -> None:
         _settle(story)
 
 
+def serve_adapted(story: Story) -> None:
+    """Serve the shifted workload with the draft made for it."""
+    with story.progress.step("serve with the adapted draft") as detail:
+        start = story.plan.shifted_requests + story.plan.second_look_requests
+        _load(story, take(story.after, start, story.plan.adapted_requests), "after", detail)
+
+
 def second_cycle(story: Story) -> None:
     """The drift gate looks once, more traffic comes, it looks again and fires; the draft is swapped in under load."""
     with story.progress.step("second cycle") as detail:

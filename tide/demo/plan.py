@@ -20,6 +20,8 @@ class Plan(Value):
     """Served after the shift, before the first look of the drift gate."""
     second_look_requests: int
     """Served between its first and second look: inputs must have moved in two windows."""
+    adapted_requests: int
+    """Served with the adapted draft before it is measured: what a service sees after a promotion."""
     first_tokens: int
     shifted_tokens: int
     """Generated tokens a request at most, before and after the shift."""
@@ -41,6 +43,7 @@ FULL = Plan(
     baseline_requests=45,
     shifted_requests=200,
     second_look_requests=45,
+    adapted_requests=40,
     first_tokens=80,
     shifted_tokens=64,
     harvest_concurrency=16,
@@ -57,6 +60,7 @@ FULL = Plan(
         "serve with the static draft": 45,
         "shift the traffic": 180,
         "second cycle": 330,
+        "serve with the adapted draft": 40,
         "measure": 300,
     },
 )
@@ -65,6 +69,7 @@ FAST = Plan(
     baseline_requests=24,
     shifted_requests=96,
     second_look_requests=24,
+    adapted_requests=12,
     first_tokens=48,
     shifted_tokens=40,
     harvest_concurrency=16,
@@ -81,6 +86,7 @@ FAST = Plan(
         "serve with the static draft": 25,
         "shift the traffic": 35,
         "second cycle": 110,
+        "serve with the adapted draft": 15,
         "measure": 60,
     },
 )

@@ -21,6 +21,8 @@ from tide.files import write_durably
 REFERENCE_TOKENS_PER_S = 18.8
 """Plain serving at concurrency 1 on the machine that time limits are stated for."""
 ROLLING = 20
+FIRST = 5
+"""Requests before the first point of a stretch: the mean of fewer says nothing."""
 
 
 class Cycle(Value):
@@ -122,27 +124,42 @@ def draw(path: Path, served: Sequence[Served], marks: Sequence[Mark]) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    measured = sorted((s for s in served if s.generation.verify_steps), key=lambda s: s.at)
     figure, axes = pyplot.subplots(figsize=(10, 4.5))
     start = min((s.at for s in served), default=0.0)
-    for workload in dict.fromkeys(s.workload for s in measured):
-        own = [s for s in measured if s.workload == workload]
-        axes.plot(*_rolling(own, start), marker=".", linewidth=1.2, label=workload)
+    colours: dict[str, str] = {}
+    for own in _stretches(served, marks):
+        workload = own[0].workload
+        label = None if workload in colours else f"traffic {workload} the shift"
+        colour = colours.setdefault(workload, f"C{len(colours)}")
+        axes.plot(*_rolling(own, start), marker=".", linewidth=1.2, color=colour, label=label)
     for mark in marks:
         axes.axvline((mark.at - start) / 60, color="0.4", linestyle="--", linewidth=1)
-        axes.text((mark.at - start) / 60, 0.98, f" {mark.label}", transform=axes.get_xaxis_transform(), va="top")
+        where = {"transform": axes.get_xaxis_transform(), "va": "bottom", "rotation": 90, "ha": "right"}
+        axes.text((mark.at - start) / 60, 0.02, f"{mark.label} ", fontsize=9, color="0.3", **where)
     axes.set(xlabel="minutes", ylabel=f"acceptance length, last {ROLLING} requests", title="TIDE on live traffic")
-    if measured:
-        axes.legend(loc="lower right")
+    if colours:
+        axes.legend(loc="upper left")
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
+def _stretches(served: Sequence[Served], marks: Sequence[Mark]) -> list[list[Served]]:
+    """Measured requests in order of time, cut where the workload changes and at each mark.
+
+    A rolling mean across a promotion would hide it.
+    """
+    found: dict[tuple[int, str], list[Served]] = {}
+    for one in sorted((s for s in served if s.generation.verify_steps), key=lambda s: s.at):
+        epoch = sum(mark.at <= one.at for mark in marks)
+        found.setdefault((epoch, one.workload), []).append(one)
+    return list(found.values())
+
+
 def _rolling(served: Sequence[Served], start: float) -> tuple[list[float], list[float]]:
     times, values = [], []
-    for end in range(1, len(served) + 1):
+    for end in range(min(FIRST, len(served)), len(served) + 1):
         window = served[max(0, end - ROLLING) : end]
         steps = sum(s.generation.verify_steps or 0 for s in window)
         times.append((window[-1].at - start) / 60)

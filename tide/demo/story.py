@@ -14,7 +14,7 @@ from typing import Any
 from tide.demo import report as reports
 from tide.demo import statics
 from tide.demo.measure import Arm, ArmResult, compare
-from tide.demo.phases import first_cycle, second_cycle, serve_baseline, serve_without_draft, shift
+from tide.demo.phases import first_cycle, second_cycle, serve_adapted, serve_baseline, serve_without_draft, shift
 from tide.demo.setting import (
     Local,
     Options,
@@ -53,6 +53,7 @@ def tell(options: Options, local: Local) -> None:
         serve_baseline(story)
         shift(story)
         second_cycle(story)
+        serve_adapted(story)
         results, speed = _measure(story, local)
         capture = story.runner.capture_totals()
     report = _report(story, began, results, speed, capture)
