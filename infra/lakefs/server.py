@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import httpx
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from infra import ports, processes
 from infra.files import write_private
@@ -32,8 +32,8 @@ class Credentials(Record):
     """Keys of the first user, and the key that encrypts users' keys in the store."""
 
     access_key: str
-    secret_key: str
-    encryption_key: str
+    secret_key: str = Field(repr=False)
+    encryption_key: str = Field(repr=False)
 
 
 class LakefsServer:
