@@ -107,7 +107,8 @@ def policy(plan: Plan, steps: int) -> Policy:
         ),
         # Steps, not epochs, end a run of the demo: its length must be foreseeable.
         train=TrainingConfig(epochs=50, max_steps=steps, learning_rate=2e-3, prompt_rows=32, checkpoints=3),
-        promotion=PromotionPolicy(min_requests=5, min_slice_requests=5),
+        # A slice of a handful of requests cannot settle a margin of .05: it is reported, and decides from ten on.
+        promotion=PromotionPolicy(min_requests=5, min_slice_requests=10),
         train_tokens=60_000,
         gate_requests=30,
         selection_requests=20,
