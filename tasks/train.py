@@ -21,6 +21,7 @@ from tide.comparable import check_reproduced
 from tide.domain import DraftModel, DriftReport, EvalReport, Snapshot, Split, TrainingProgress
 from tide.draft_files import load_draft
 from tide.errors import NotFound, TrainingError
+from tide.repositories import CANDIDATE
 from tide.trainer.base import Checkpoint, ProgressCallback, TrainingData, TrainingResult
 
 
@@ -34,7 +35,7 @@ def request_training(snapshot: Snapshot, drift: DriftReport) -> str:
     Raises:
         TrainingError: the run did not complete; names the run and its state.
     """
-    branch = f"candidate-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{snapshot.commit[:8]}"
+    branch = f"{CANDIDATE}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{snapshot.commit[:8]}"
     parameters = {"branch": branch, "states_ref": snapshot.commit, "drift": drift.model_dump(mode="json")}
     run = run_deployment("train/train", parameters=parameters, idempotency_key=branch)
     assert isinstance(run, FlowRun)  # Prefect types the call for async callers as well

@@ -5,7 +5,7 @@ Works over the Store port: two logs, whatever the number of windows and drafts. 
 
 from __future__ import annotations
 
-from tide import history
+from tide import history, repositories
 from tide.errors import NotFound
 from tide.history import Event, Origin, Served
 from tide.store.base import Store
@@ -39,7 +39,7 @@ def trace(store: Store, drafts: str, name: str) -> Origin:
 
 
 def _with_candidates(store: Store, drafts: str, log: list[Event]) -> list[Event]:
-    branches = [b for b in store.branches(drafts) if b.startswith("candidate-")]
+    branches = repositories.candidate_branches(store, drafts)
     found = [commit for branch in branches for commit in store.log(drafts, branch)]
     return [*log, *history.events(found)]
 

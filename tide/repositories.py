@@ -8,6 +8,8 @@ from __future__ import annotations
 from tide.store.base import Store
 
 MAIN = "main"
+CANDIDATE = "candidate-"
+"""How the branch of a candidate begins; one branch a candidate."""
 
 
 def ensure(store: Store, repository: str) -> None:
@@ -17,6 +19,11 @@ def ensure(store: Store, repository: str) -> None:
     """
     if store.create_repository(repository):
         store.protect(repository, MAIN)
+
+
+def candidate_branches(store: Store, drafts: str) -> list[str]:
+    """Branches of a drafts repository that hold candidates. Raises NotFound when there is no such repository."""
+    return [branch for branch in store.branches(drafts) if branch.startswith(CANDIDATE)]
 
 
 def mend(store: Store, repository: str) -> None:

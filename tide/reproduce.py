@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tide import rollout, snapshots
+from tide import repositories, rollout, snapshots
 from tide.candidates import POLICY_FILE
 from tide.config import Policy
 from tide.domain import DraftModel, Value
@@ -37,8 +37,7 @@ def find(store: Store, repository: str, digest: str) -> str:
         NotFound: no ref has it.
     """
     prefix = rollout.draft_prefix(digest)
-    candidates = (branch for branch in store.branches(repository) if branch.startswith("candidate-"))
-    for ref in ("main", *candidates):
+    for ref in (repositories.MAIN, *repositories.candidate_branches(store, repository)):
         if any(True for _ in store.list(repository, ref, prefix)):
             return ref
     raise NotFound(f"{repository}: no ref holds draft {digest[:12]}; `tide history` lists those that were promoted")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tide import ledger, rollout, snapshots
+from tide import ledger, repositories, rollout, snapshots
 from tide.config import Settings
 from tide.demo.report import Cycle
 from tide.domain import DraftModel, DriftReport, Promotion, Verdict, WindowManifest
@@ -81,7 +81,7 @@ class Cycles:
     def candidate_branches(self) -> set[str]:
         """Branches of the drafts repository that hold candidates."""
         try:
-            return {b for b in self._store.branches(self._config.drafts_repository) if b.startswith("candidate-")}
+            return set(repositories.candidate_branches(self._store, self._config.drafts_repository))
         except NotFound:
             return set()
 

@@ -16,6 +16,7 @@ from tide.demo.load import BackgroundLoad, LoadResult, Served, serve
 from tide.demo.setting import Story, plugin_env, static_key, take, write_policy
 from tide.demo.traffic import Prompt
 from tide.errors import ServiceError
+from tide.repositories import CANDIDATE
 
 
 def serve_without_draft(story: Story, *, reduced: bool) -> None:
@@ -111,7 +112,7 @@ def _settle(story: Story) -> None:
 
 def _promote_cached(story: Story, cached: Path, detail: Callable[[str], None]) -> str:
     draft = statics.record(cached)
-    branch = f"candidate-cached-{draft.digest[:12]}"
+    branch = f"{CANDIDATE}cached-{draft.digest[:12]}"
     story.progress.say(f"   static draft {draft.digest[:12]} of an earlier run is judged again, not trained again")
     story.runner.run("harvest", detail)
     candidates.publish(story.store, story.config.drafts_repository, branch, cached, draft, None)
