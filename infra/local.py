@@ -28,6 +28,7 @@ __all__ = [
     "Stack",
     "Wanted",
     "down",
+    "end_pipeline",
     "load",
     "read_env",
     "restart_engine",
@@ -38,7 +39,8 @@ __all__ = [
 ]
 
 PLAIN_ENGINE = "sglang-plain"
-STOP_ORDER = (*map(prefect.worker_name, prefect.POOLS), sglang.NAME, PLAIN_ENGINE, prefect.SERVER, LAKEFS)
+ENGINES = (sglang.NAME, PLAIN_ENGINE)
+STOP_ORDER = (*map(prefect.worker_name, prefect.POOLS), *ENGINES, prefect.SERVER, LAKEFS)
 """Workers first: once their server is gone they ignore SIGTERM, and their flows cannot report how they ended."""
 STOP_GRACE_S = 20.0
 """Room for requests in flight, for the plugin to close its shard, for flows to report."""
@@ -142,6 +144,20 @@ def start_plain_engine(home: Path, report: Report = print) -> str:
     options = SglangOptions.model_validate({**load(home).engine.model_dump(), **changes})
     sglang.wait_ready(sglang.launch(home, options, name=PLAIN_ENGINE), options, report)
     return options.url
+
+
+def end_pipeline(home: Path, report: Report = print) -> None:
+    """End everything but the engines, which have the machine to themselves then; ``down`` ends the rest.
+
+    Raises:
+        ServiceError: another command starts or stops this stack now, or a process does not end.
+    """
+    home = home.absolute()
+    with exclusive(home, wait_s=60):
+        for name in (n for n in STOP_ORDER if n not in ENGINES):
+            if process := processes.find(home, name):
+                process.stop(STOP_GRACE_S)
+                report(f"{name}: ended, for the measured phase")
 
 
 @contextlib.contextmanager

@@ -94,7 +94,7 @@ def demo(
     from tide.demo import setting, story  # pull in plotting, which no other command needs
 
     options = setting.Options(home=home.absolute() / "demo", fast=fast, before=before, after=after)
-    story.tell(options, setting.Local(running=_demo_stack, start_plain_engine=local.start_plain_engine))
+    story.tell(options, setting.Local(_demo_stack, local.start_plain_engine, local.end_pipeline))
 
 
 def _demo_stack(

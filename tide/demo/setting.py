@@ -42,6 +42,8 @@ class Local:
     """``(home, engine, env, report)``: a stack for as long as the block lasts; it has ``env``."""
     start_plain_engine: Callable[[Path, Callable[[str], None]], str]
     """Starts a second engine of the same target without speculation and tap; returns its address."""
+    end_pipeline: Callable[[Path, Callable[[str], None]], None]
+    """Ends everything but the engines."""
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ def tell(options: Options, local: Local) -> None:
         shift(story)
         second_cycle(story)
         serve_adapted(story)
-        results, speed = _measure(story, local)
         capture = story.runner.capture_totals()
+        results, speed = _measure(story, local)
     report = _report(story, began, results, speed, capture)
     path, picture = reports.write(report, options.home, story.served, story.marks)
     story.progress.say("\n" + reports.table(report) if not options.fast else "shortened: no ratios are reported")
@@ -64,8 +64,12 @@ def tell(options: Options, local: Local) -> None:
 
 
 def _measure(story: Story, local: Local) -> tuple[dict[str, ArmResult], float | None]:
-    """No speculation, static and adapted draft on held-out prompts of the shifted workload, interleaved."""
+    """No speculation, static and adapted draft on held-out prompts of the shifted workload, interleaved.
+
+    The engines run alone: workers and servers that poll would take turns on the same cores.
+    """
     with story.progress.step("measure") as detail:
+        local.end_pipeline(story.options.home, story.progress.say)
         url = local.start_plain_engine(story.options.home, story.progress.say)
         plain = SglangEngine(url, name="plain", admin_key=story.config.admin_key)
         static, adapted = (c.candidate.digest for c in story.cycles)

@@ -93,4 +93,4 @@ def register() -> None:
     if os.environ.get("TIDE_TEST_DUMP"):
         HookRegistry.register("tide.sglang_plugin.spool.Spool.put", dump, HookType.BEFORE)
     if os.environ.get("TIDE_TEST_FAULT"):
-        HookRegistry.register("tide.sglang_plugin.tap.take", fail_if_asked, HookType.BEFORE)
+        HookRegistry.register("tide.sglang_plugin.tap.fill", fail_if_asked, HookType.BEFORE)
