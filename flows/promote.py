@@ -9,23 +9,36 @@ from tasks.promote import roll_out
 from tasks.version import fetch_held_out_shards, pin_snapshot
 from tide import wiring
 from tide.domain import Promotion, Split, Verdict
+from tide.errors import Conflict
+
+MAX_RACES = 3
 
 
 @flow(name="promote", log_prints=True)
 def promote(branch: str, states_ref: str = "main", dry_run: bool = False) -> tuple[Verdict, Promotion | None]:
     """Judge the candidate on ``branch``; promote it when the verdict says so. Refusal is a normal result.
 
+    A promotion that lost the race for serving.json has a stale verdict: the candidate is judged again, against the
+    draft that was faster.
+
     Args:
         branch: branch of the drafts repository that holds the candidate.
         states_ref: states commit whose gate requests it is judged on.
         dry_run: stop after the verdict.
+
+    Raises:
+        Conflict: the race was lost again and again.
     """
     snapshot = pin_snapshot(states_ref)
-    candidate, serving = fetch_candidate(branch), fetch_incumbent()
+    candidate = fetch_candidate(branch)
     gate = fetch_held_out_shards(snapshot, Split.GATE, wiring.settings().policy().gate_requests)
     ours = walk_draft(candidate.digest, gate, snapshot)
-    theirs = walk_draft(serving.stable.digest, gate, snapshot) if serving.stable else None
-    verdict = decide_promotion(branch, ours, theirs, snapshot)
-    if verdict.outcome != "promote" or dry_run:
-        return verdict, None
-    return verdict, roll_out(branch, candidate.digest, verdict.digest(), serving.generation)
+    for _ in range(MAX_RACES):
+        serving = fetch_incumbent()
+        theirs = walk_draft(serving.stable.digest, gate, snapshot) if serving.stable else None
+        verdict = decide_promotion(branch, ours, theirs, snapshot)
+        if verdict.outcome != "promote" or dry_run:
+            return verdict, None
+        if promotion := roll_out(branch, candidate.digest, serving.generation):
+            return verdict, promotion
+    raise Conflict(f"{branch}: another promotion was faster {MAX_RACES} times; run the flow again when they are done")

@@ -9,6 +9,10 @@ from tide.domain import Promotion
 
 
 @flow(name="rollback", log_prints=True)
-def rollback() -> Promotion:
-    """Put the previous draft back into serving on every replica."""
-    return roll_back()
+def rollback(expected_generation: int | None = None) -> Promotion:
+    """Put the previous draft back into serving on every replica.
+
+    Args:
+        expected_generation: the one to leave; with it, running this twice goes back once.
+    """
+    return roll_back(expected_generation)

@@ -23,6 +23,7 @@ from infra.prepared import PREPARED_FILE, Prepared
 from infra.processes import ManagedProcess, Report
 from infra.sglang import SglangOptions
 from infra.stack import Stack, save
+from tide import keys
 from tide.errors import ServiceError
 
 REPLICA = "r0"
@@ -105,6 +106,9 @@ class Start:
         for folder in (spool, drafts):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self.wanted.draft or marked_draft(drafts)
+        _, key = keys.ensure(self.home)
+        # A public key given by the caller's options stands: a service's own.
+        plugin = {"TIDE_PUBLIC_KEYS": key.public, **self.wanted.engine.get("plugin_env", {})}
         usual = {
             "model": prepared.model,
             "dtype": self._dtype,
@@ -115,9 +119,10 @@ class Start:
             "spool": spool,
             "draft_dir": drafts,
         }
-        return SglangOptions.model_validate({**usual, **self.wanted.engine})
+        return SglangOptions.model_validate({**usual, **self.wanted.engine, "plugin_env": plugin})
 
     def _settings(self, lakefs: LakefsServer, prepared: Prepared, engine: SglangOptions) -> dict[str, str]:
+        signing, key = keys.ensure(self.home)
         restart = shlex.join([sys.executable, "-m", "infra.local", "restart-engine", "--home", str(self.home)])
         return {
             "TIDE_SERVICE": self.wanted.service,
@@ -129,6 +134,8 @@ class Start:
             "TIDE_ADMIN_KEY": engine.admin_key,
             "TIDE_SPOOL": str(engine.spool),
             "TIDE_DRAFT_DIR": str(engine.draft_dir),
+            "TIDE_PUBLIC_KEYS": key.public,
+            "TIDE_SIGNING_KEY_FILE": str(signing),
             "TIDE_TARGET_BUNDLE": str(prepared.bundle),
             "TIDE_RESTART_COMMAND": f"{restart} --steps {{steps}} --draft {{draft}}",
         }
@@ -138,8 +145,10 @@ class Start:
         prefect.wait_server(server, port, self.report)
         self.report(f"Prefect: {stack.urls[prefect.SERVER]}")
         prefect.create_pools(port)
+        # The key's path goes to the deployments that sign, by prefect.yaml: no other flow is told of it.
+        told = {name: value for name, value in env.items() if name != "TIDE_SIGNING_KEY_FILE"}
         workers = {
-            pool: prefect.launch_worker(self.home, port, pool, env, die_with_parent=self.foreground)
+            pool: prefect.launch_worker(self.home, port, pool, told, die_with_parent=self.foreground)
             for pool in prefect.POOLS
         }
         prefect.deploy(self.home, port, env, self.wanted.prefect_file)

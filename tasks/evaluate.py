@@ -10,9 +10,10 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from tasks.serve import serving_steps
 from tasks.stage import cache_folder, stage
-from tide import lineage, promotion, rollout, wiring
+from tide import ledger, lineage, promotion, rollout, wiring
 from tide.acceptance import baseline_without_draft
 from tide.domain import DraftModel, EvalReport, Serving, Snapshot, Split, Verdict
+from tide.serving_file import SIGNED_VERDICT, candidate_on, draft_prefix
 
 
 @stage("fetch candidate")
@@ -20,7 +21,7 @@ def fetch_candidate(branch: str) -> DraftModel:
     """The record of the candidate on a branch, and its files in the local cache."""
     config = wiring.settings()
     store = wiring.store(config)
-    digest = store.head(config.drafts_repository, branch).metadata["tide.subject"]
+    digest = candidate_on(store, config.drafts_repository, branch)
     rollout.install_draft(store, config.drafts_repository, branch, digest, cache_folder("drafts"))
     return rollout.read_draft(store, config.drafts_repository, branch, digest)
 
@@ -53,9 +54,9 @@ def walk_draft(digest: str, shards: Sequence[Path], snapshot: Snapshot) -> EvalR
 
 @stage("decide promotion")
 def decide_promotion(branch: str, candidate: EvalReport, incumbent: EvalReport | None, snapshot: Snapshot) -> Verdict:
-    """The promotion gate; its verdict is recorded beside the candidate whatever it says."""
+    """The promotion gate; its verdict is signed and recorded beside the candidate whatever it says."""
     config = wiring.settings()
-    policy, store = config.policy(), wiring.store(config)
+    policy, store, key = config.policy(), wiring.store(config), wiring.signing_key(config)
     verdict = promotion.decide(
         candidate,
         incumbent or baseline_without_draft(candidate),
@@ -64,13 +65,14 @@ def decide_promotion(branch: str, candidate: EvalReport, incumbent: EvalReport |
         states_commit=snapshot.commit,
         policy_digest=policy.digest(),
     )
-    prefix = rollout.draft_prefix(verdict.candidate)
-    for name, record in (("evaluation.json", candidate), ("verdict.json", verdict)):
+    prefix, signed = draft_prefix(verdict.candidate), key.sign("verdict", verdict)
+    for name, record in (("evaluation.json", candidate), ("verdict.json", verdict), (SIGNED_VERDICT, signed)):
         store.put(config.drafts_repository, branch, prefix + name, record.to_json().encode())
     if incumbent:
         store.put(config.drafts_repository, branch, prefix + "incumbent.json", incumbent.to_json().encode())
     message = f"verdict {verdict.outcome} on {verdict.candidate[:12]}"
     store.commit(config.drafts_repository, branch, message, lineage.verdict_record(verdict).to_metadata())
+    ledger.append(store, config.drafts_repository, "verdict", verdict, signed=signed)
     publish_verdict(verdict)
     return verdict
 

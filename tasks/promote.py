@@ -1,49 +1,50 @@
-"""Promote and roll back: the rollout, as one task, and its artifact."""
+"""Promote and roll back: the rollout, as one task, its artifact and its place in the ledger."""
 
 from __future__ import annotations
 
 from prefect.artifacts import create_markdown_artifact
 
 from tasks.stage import stage
-from tide import rollout, wiring
+from tide import ledger, rollout, wiring
 from tide.domain import Promotion
+from tide.errors import Conflict
 
 
 @stage("roll out")
-def roll_out(branch: str, digest: str, verdict: str | None, expected_generation: int) -> Promotion:
-    """Put a candidate into serving on every replica, or restore the incumbent and say why."""
+def roll_out(branch: str, digest: str, expected_generation: int) -> Promotion | None:
+    """Put a candidate into serving on every replica, or restore the incumbent and say why.
+
+    None when another promotion was faster: the verdict is stale, and the candidate must be judged again.
+    """
     config = wiring.settings()
-    promotion = rollout.promote(
-        wiring.store(config),
-        config.drafts_repository,
-        candidate_ref=branch,
-        digest=digest,
-        verdict=verdict,
-        expected_generation=expected_generation,
-        replicas=wiring.engines(config),
-        draft_dir=config.drafts,
-        restart=wiring.restart(config),
-    )
-    _publish(promotion)
+    try:
+        promotion = rollout.promote(
+            wiring.site(config),
+            wiring.authority(config),
+            candidate_ref=branch,
+            digest=digest,
+            expected_generation=expected_generation,
+        )
+    except Conflict as error:
+        print(f"not promoted: {error}")
+        return None
+    _record(promotion)
     return promotion
 
 
 @stage("roll back")
-def roll_back() -> Promotion:
+def roll_back(expected_generation: int | None = None) -> Promotion:
     """Put the previous draft back, as a new generation."""
     config = wiring.settings()
-    promotion = rollout.rollback(
-        wiring.store(config),
-        config.drafts_repository,
-        replicas=wiring.engines(config),
-        draft_dir=config.drafts,
-        restart=wiring.restart(config),
-    )
-    _publish(promotion)
+    promotion = rollout.rollback(wiring.site(config), wiring.authority(config), expected_generation=expected_generation)
+    _record(promotion)
     return promotion
 
 
-def _publish(promotion: Promotion) -> None:
+def _record(promotion: Promotion) -> None:
+    config = wiring.settings()
+    signed = wiring.signing_key(config).sign(promotion.kind, promotion)
+    ledger.append(wiring.store(config), config.drafts_repository, promotion.kind, promotion, signed=signed)
     lines = [f"- {r.replica}: {r.before[:12]} -> {r.after[:12]} in {r.seconds:.3f} s" for r in promotion.replicas]
     title = f"{promotion.kind}: generation {promotion.generation}, draft {promotion.draft[:12]}"
     create_markdown_artifact(key="promotion", markdown="\n".join([f"## {title}", *lines]), description=title)

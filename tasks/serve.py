@@ -17,6 +17,4 @@ def serving_steps() -> int:
 def reconcile_replicas() -> list[ReplicaSwap]:
     """Swap every replica whose active draft is not the stable one; returns what was changed."""
     config = wiring.settings()
-    return rollout.reconcile(
-        wiring.store(config), config.drafts_repository, replicas=wiring.engines(config), draft_dir=config.drafts
-    )
+    return rollout.reconcile(wiring.site(config), wiring.trusted(config))

@@ -38,7 +38,7 @@ def publish(
     """
     load_draft(folder, expected=draft.digest)
     write_record(folder, draft)
-    repositories.ensure(store, repository)
+    repositories.ensure_drafts(store, repository)
     store.create_branch(repository, branch, "main")
     for name in DRAFT_FILES:
         store.put(repository, branch, f"{draft_prefix(draft.digest)}{name}", folder / name)

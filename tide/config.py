@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tide.domain import Record, TrainingConfig
@@ -118,11 +118,20 @@ class Settings(BaseSettings):
     draft_dir: Path | None = None
     target_bundle: Path | None = None
     """Head-only target; ``tide up`` makes it under ``home``, a training worker gets it shipped."""
+    public_keys: str = ""
+    """Comma-separated Ed25519 public keys (64 hexadecimal digits) whose signatures count; `tide init` prints one."""
+    signing_key_file: Path | None = None
+    """Private key of the worker that evaluates and promotes; harvest and training workers never have it."""
     restart_command: str = ""
     """Command that restarts a replica when a hot swap cannot do: before the first draft.
 
     ``{draft}`` stands for the draft's digest, ``{steps}`` for ``draft_steps`` of the policy.
     """
+
+    @field_validator("signing_key_file", "policy_file", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: object) -> object:
+        return None if value == "" else value  # a deployment's template gives an empty string for an unset variable
 
     @property
     def bundle(self) -> Path:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tide import rollout
+from tide import keys, repositories, rollout
 from tide.config import Settings
 from tide.domain import Value
 from tide.engine.base import Engine
 from tide.errors import NotFound, TideError
 from tide.repositories import MAIN
+from tide.serving_file import read_attestation
+from tide.signing import TrustedKeys
 from tide.store.base import Commit, Store
 
 BY_HAND = 20
@@ -38,7 +40,9 @@ def examine(config: Settings, store: Store, replicas: Sequence[Engine]) -> list[
     ]
     for repository in (config.states_repository, config.drafts_repository):
         checks += _guard(f"repository {repository}", lambda name=repository: _repository(store, name))  # type: ignore[misc]
-    checks += _guard("serving.json", lambda: _serving(store, config.drafts_repository))
+    checks += _guard("guard", lambda: _guarded(store, config.drafts_repository))
+    checks += _guard("keys", lambda: _keys(config))
+    checks += _guard("serving.json", lambda: _serving(config, store))
     for replica in replicas:
         name = f"replica {replica.name}"
         checks += _guard(name, lambda r=replica: _replica(store, config.drafts_repository, r))  # type: ignore[misc]
@@ -91,12 +95,38 @@ def _made_by_hand(commit: Commit) -> bool:
     return bool(commit.parents) and not any(key.startswith("tide.") for key in commit.metadata)
 
 
-def _serving(store: Store, repository: str) -> Iterator[Check]:
+def _guarded(store: Store, repository: str) -> Iterator[Check]:
+    if repositories.guarded(store, repository):
+        yield Check(name="guard", state="ok", detail=f"{repository}: a hook refuses merges without an attestation")
+    elif repository in store.repositories():
+        detail = f"{repository}@{MAIN} has no {repositories.GUARD}, or an older one"
+        yield Check(name="guard", state="wrong", detail=detail, fix="`tide init` installs it")
+
+
+def _keys(config: Settings) -> Iterator[Check]:
+    trusted = TrustedKeys.parse(config.public_keys)
+    if not len(trusted):
+        detail = "TIDE_PUBLIC_KEYS is not set: nothing can be promoted or reconciled"
+        yield Check(name="keys", state="wrong", detail=detail, fix="`tide init` makes a key and prints what to set")
+        return
+    if config.signing_key_file is None:
+        yield Check(name="keys", state="ok", detail=f"{len(trusted)} trusted; this host signs nothing")
+        return
+    if keys.read(config.signing_key_file).public in trusted.public:
+        yield Check(name="keys", state="ok", detail=f"{len(trusted)} trusted, {config.signing_key_file} among them")
+    else:
+        detail = f"{config.signing_key_file} signs, but TIDE_PUBLIC_KEYS does not trust it"
+        yield Check(name="keys", state="wrong", detail=detail, fix="add its public key; `tide init` prints it")
+
+
+def _serving(config: Settings, store: Store) -> Iterator[Check]:
+    repository = config.drafts_repository
     serving = rollout.read_serving(store, repository)
     if serving.stable is None:
         yield Check(name="serving.json", state="ok", detail="nothing was promoted yet")
         return
     rollout.read_draft(store, repository, MAIN, serving.stable.digest)
+    read_attestation(store, repository, TrustedKeys.parse(config.public_keys))
     detail = f"generation {serving.generation}, draft {serving.stable.digest[:12]}"
     yield Check(name="serving.json", state="ok", detail=detail)
 

@@ -7,6 +7,7 @@ TideError                     .transient says whether a retry may help; only suc
 │   ├── DraftError            a draft's files or weights are refused
 │   └── TrafficError          a file of prompts
 ├── ContractMismatch          two things that must share an identity do not; names the part
+├── SignatureRefused          a record that must be signed by a trusted key is not, or does not allow what is asked
 ├── StoreError                names repository, ref and path
 │   ├── StoreUnavailable      (transient) no answer, throttled, branch locked
 │   ├── StoreUnauthorized     keys refused
@@ -88,6 +89,10 @@ class ContractMismatch(TideError):
 
     def __reduce__(self) -> tuple[type[ContractMismatch], tuple[str, tuple[str, ...]]]:
         return type(self), (self.what, self.differences)
+
+
+class SignatureRefused(TideError):
+    """A record that must be signed by a trusted key is not, or it does not allow what is asked."""
 
 
 class StoreError(TideError):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from tide import repositories
-from tide.domain import Record
+from tide.domain import Record, Signed
 from tide.errors import NotFound
 from tide.store.base import Store
 
@@ -27,6 +27,7 @@ def append(
     kind: str,
     record: Record,
     *,
+    signed: Signed | None = None,
     attachments: Mapping[str, bytes] | None = None,
     at: float | None = None,
 ) -> str:
@@ -34,18 +35,20 @@ def append(
 
     Args:
         kind: ``drift``, ``verdict``, ``promotion`` ...
+        signed: the record in its signed envelope, kept beside it.
         attachments: content by file suffix, for example ``{".html": ...}``.
         at: seconds since the epoch; now when None.
 
     Returns:
         Path of the record on the ledger branch.
     """
-    repositories.ensure(store, repository)
+    repositories.ensure_drafts(store, repository)
     store.create_branch(repository, BRANCH, "main")
     moment = time.time() if at is None else at
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment)) + f"{int(moment * 1000) % 1000:03d}Z"
     name = f"{ROOT}{stamp}-{kind}-{uuid.uuid4().hex[:8]}"
-    for suffix, content in (attachments or {}).items():
+    signature = {".sig": signed.to_json().encode()} if signed else {}
+    for suffix, content in {**(attachments or {}), **signature}.items():
         store.put(repository, BRANCH, name + suffix, content, if_absent=True)
     store.put(repository, BRANCH, f"{name}.json", record.to_json().encode(), if_absent=True)
     store.commit(repository, BRANCH, f"{kind} {record.digest()[:12]}", {"tide.ledger": kind})

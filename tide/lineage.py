@@ -77,3 +77,8 @@ def promotion_record(promotion: Promotion) -> LineageRecord:
     replicas = ",".join(r.replica for r in promotion.replicas)
     facts = {"generation": str(promotion.generation), "replicas": replicas}
     return LineageRecord(kind=promotion.kind, subject=promotion.draft, parents=parents, facts=facts)
+
+
+def guard_record(action: str) -> LineageRecord:
+    """A change of the hook that guards the drafts repository's main; the subject is the digest of its file."""
+    return LineageRecord(kind="guard", subject=action)

@@ -11,11 +11,14 @@ import subprocess
 import time
 from functools import lru_cache
 
+from tide import keys
+from tide.attestation import Authority
 from tide.config import Settings
 from tide.engine.base import Engine
-from tide.errors import EngineUnavailable, ServiceError
+from tide.errors import ConfigError, EngineUnavailable, ServiceError
 from tide.evaluator.base import Evaluator
-from tide.rollout import Restart
+from tide.rollout import Restart, Site
+from tide.signing import SigningKey, TrustedKeys
 from tide.store.base import Store
 from tide.trainer.base import Trainer
 
@@ -56,6 +59,34 @@ def evaluator() -> Evaluator:
     from tide.evaluator.eagle3 import Eagle3Evaluator
 
     return Eagle3Evaluator()
+
+
+def trusted(config: Settings) -> TrustedKeys:
+    """Keys whose signatures count. Raises ConfigError when none is set."""
+    found = TrustedKeys.parse(config.public_keys)
+    if not len(found):
+        raise ConfigError("no public key is trusted: set TIDE_PUBLIC_KEYS; `tide init` makes a key and prints it")
+    return found
+
+
+def signing_key(config: Settings) -> SigningKey:
+    """The private key of this worker. Raises ConfigError when there is none."""
+    if config.signing_key_file is None:
+        raise ConfigError(
+            "no signing key, and verdicts and promotions are signed: set TIDE_SIGNING_KEY_FILE on the worker that "
+            "evaluates and promotes (`tide init` makes the key)"
+        )
+    return keys.read(config.signing_key_file)
+
+
+def authority(config: Settings) -> Authority:
+    """Who signs here, and whose signatures count."""
+    return Authority(signing_key(config), trusted(config))
+
+
+def site(config: Settings) -> Site:
+    """Where a rollout of this service happens."""
+    return Site(store(config), config.drafts_repository, engines(config), config.drafts, restart(config))
 
 
 def restart(config: Settings) -> Restart | None:

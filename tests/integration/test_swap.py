@@ -24,6 +24,8 @@ from safetensors.torch import save_file
 
 from tests.support.drafts import ECHO_PROMPT, draft_tensors, echo_tensors, for_model
 from tests.support.sglang_server import SglangServer
+from tests.support.signed import KEY as SIGNER
+from tests.support.signed import STRANGER, attest, attestation, verdict_on
 from tide.domain import DraftModel
 from tide.draft_files import load_draft, write_draft, write_record
 from tide.engine.sglang import SglangEngine
@@ -65,6 +67,13 @@ class Rig:
         (scratch / "config.json").write_text(json.dumps(config or self.config))
         digest = hashlib.sha256((scratch / "model.safetensors").read_bytes()).hexdigest()
         scratch.rename(self.folder / digest)
+        attest(self.folder, digest)
+        return digest
+
+    def write(self, config: dict[str, Any], seed: int) -> str:
+        """A valid draft that was promoted, as far as its attestation goes."""
+        digest = write_draft(self.folder, config, draft_tensors(config, seed))[1]
+        attest(self.folder, digest)
         return digest
 
 
@@ -75,6 +84,8 @@ def rig(target_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     dull = write_draft(folder, config, draft_tensors(config, 1))[1]
     echo = write_draft(folder, config, echo_tensors(target_model, config))[1]
     shuffled = write_draft(folder, config, echo_tensors(target_model, config, seed=5))[1]
+    for digest in (dull, echo, shuffled):
+        attest(folder, digest)
     (folder / "serving").write_text(echo)
     with SglangServer(
         home,
@@ -84,7 +95,7 @@ def rig(target_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         spool=home / "spool",
         admin_key=KEY,
         dtype="float32",
-        env={"TIDE_CPU_OVERLAP": "1"},
+        env={"TIDE_CPU_OVERLAP": "1", "TIDE_PUBLIC_KEYS": SIGNER.public},
     ) as server:
         engine = SglangEngine(server.url, admin_key=KEY, control_timeout_s=120, health_timeout_s=60)
         yield Rig(server, engine, folder, config, dull, echo, shuffled, engine.active_draft())
@@ -157,19 +168,47 @@ def refusals(rig: Rig) -> Iterator[tuple[str, str]]:
     yield rig.smuggle({k: v for k, v in tensors.items() if k != "d2t"}), "no d2t"
     yield rig.smuggle({**tensors, "d2t": tensors["d2t"] + 1}), "d2t"
     small = {**rig.config, "draft_vocab_size": 4096}
-    yield write_draft(rig.folder, small, draft_tensors(small, 8))[1], "restart.*draft_vocab_size"
-    other = write_draft(rig.folder, rig.config, draft_tensors(rig.config, 9))[1]
+    yield rig.write(small, 8), "restart.*draft_vocab_size"
+    other = rig.write(rig.config, 9)
     shutil.move(rig.folder / other, rig.folder / ("e" * 64))
+    attest(rig.folder, "e" * 64)
     yield "e" * 64, "was asked for"
     yield "f" * 64, "is not in"
     yield "../" + rig.dull, "no draft digest"
     yield str(rig.folder / rig.dull), "no draft digest"
-    foreign = write_draft(rig.folder, rig.config, draft_tensors(rig.config, 10))[1]
+    foreign = rig.write(rig.config, 10)
     draft, target = load_draft(rig.folder / foreign), rig.engine.facts().target
     assert target is not None
     target = target.model_copy(update={"weights": "0" * 64})
     write_record(rig.folder / foreign, DraftModel(digest=foreign, contract=draft.contract, target=target))
     yield foreign, "target .*weights"
+
+
+def unsigned(rig: Rig) -> Iterator[tuple[str, str]]:
+    """Valid drafts whose attestation is missing, a stranger's, another draft's, or on a forged verdict."""
+    yield write_draft(rig.folder, rig.config, draft_tensors(rig.config, 20))[1], "was not promoted"
+    attest(rig.folder, strangers := rig.write(rig.config, 21), STRANGER)
+    yield strangers, "not trusted here"
+    path = attest(rig.folder, borrowed := rig.write(rig.config, 22))
+    path.write_bytes((rig.folder / f"{rig.dull}.attestation.json").read_bytes())
+    yield borrowed, "is for draft"
+    path = attest(rig.folder, forged := rig.write(rig.config, 23))
+    reject = SIGNER.sign("verdict", verdict_on(forged, outcome="reject"))
+    promote = reject.model_copy(update={"payload": reject.payload.replace("reject", "promote")})
+    path.write_text(SIGNER.sign("attestation", attestation(forged, promote)).to_json())
+    yield forged, "verdict: the signature .* is not over this content"
+    path.write_text("{")
+    yield forged, "cannot be read"
+
+
+def test_a_draft_without_a_true_attestation_is_refused_and_serving_is_as_it_was(rig: Rig) -> None:
+    rig.engine.swap_draft(rig.echo)
+    before = rig.echoed()
+    for digest, message in unsigned(rig):
+        with pytest.raises(SwapRefused, match=message):
+            rig.engine.swap_draft(digest)
+        assert rig.engine.active_draft() == rig.echo
+    assert rig.echoed() == before
 
 
 def test_every_refused_draft_leaves_serving_as_it_was(rig: Rig) -> None:

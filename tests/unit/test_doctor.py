@@ -8,8 +8,9 @@ import pytest
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
+from tests.support.signed import KEY, STRANGER
 from tests.unit.test_rollout import A, promote, store_with
-from tide import doctor, repositories
+from tide import doctor, keys, repositories
 from tide.config import Settings
 from tide.doctor import Check
 from tide.errors import EngineUnavailable
@@ -21,14 +22,14 @@ STATES, DRAFTS = "svc-states", "svc-drafts"
 def config(tmp_path: Path) -> Settings:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "contract.json").write_text("{}")
-    return Settings(service="svc", home=tmp_path)
+    return Settings(service="svc", home=tmp_path, public_keys=KEY.public)
 
 
 @pytest.fixture
 def store() -> MemoryStore:
     store = MemoryStore()
-    for repository in (STATES, DRAFTS):
-        repositories.ensure(store, repository)
+    repositories.ensure(store, STATES)
+    repositories.ensure_drafts(store, DRAFTS)
     return store
 
 
@@ -42,7 +43,7 @@ def test_a_fresh_service_is_well(config: Settings, store: MemoryStore) -> None:
 
 def test_missing_repositories_and_a_missing_bundle_each_say_what_makes_them(tmp_path: Path) -> None:
     checks = doctor.examine(Settings(service="svc", home=tmp_path), MemoryStore(), [])
-    assert set(wrong(checks)) == {"target bundle", f"repository {STATES}", f"repository {DRAFTS}"}
+    assert set(wrong(checks)) == {"target bundle", f"repository {STATES}", f"repository {DRAFTS}", "keys"}
     assert all(check.fix for check in checks if check.state == "wrong")
 
 
@@ -53,9 +54,10 @@ def test_an_unprotected_main_is_found_and_init_mends_it(config: Settings) -> Non
     assert wrong(doctor.examine(config, store, [])) == {
         f"repository {STATES}": "main takes direct writes",
         f"repository {DRAFTS}": "main takes direct writes",
+        "guard": f"{DRAFTS}@main has no {repositories.GUARD}, or an older one",
     }
-    for repository in (STATES, DRAFTS):
-        repositories.mend(store, repository)
+    repositories.mend(store, STATES)
+    repositories.mend_drafts(store, DRAFTS)
     assert wrong(doctor.examine(config, store, [])) == {}
 
 
@@ -93,3 +95,13 @@ def test_a_replica_that_serves_another_draft_and_one_that_is_down_are_both_named
 def test_a_policy_that_cannot_be_read_does_not_hide_the_rest(config: Settings, store: MemoryStore) -> None:
     broken = config.model_copy(update={"policy_file": Path("/nowhere/policy.yaml")})
     assert set(wrong(doctor.examine(broken, store, []))) == {"policy"}
+
+
+def test_a_signing_key_that_nobody_trusts_is_found(config: Settings, store: MemoryStore) -> None:
+    path, key = keys.ensure(config.home)
+    signing = config.model_copy(update={"signing_key_file": path})
+    assert "does not trust it" in wrong(doctor.examine(signing, store, []))["keys"]
+    trusted = signing.model_copy(update={"public_keys": f"{STRANGER.public},{key.public}"})
+    assert wrong(doctor.examine(trusted, store, [])) == {}
+    path.chmod(0o644)
+    assert "chmod 600" in wrong(doctor.examine(trusted, store, []))["keys"]

@@ -9,11 +9,12 @@ import pytest
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
+from tests.support.signed import AUTHORITY, judge_and_promote
 from tide import history, history_text, provenance, rollout
 from tide.domain import LineageRecord
 from tide.errors import ConfigError, NotFound
 from tide.history import serving_at
-from tide.rollout import draft_prefix
+from tide.rollout import Site, draft_prefix
 from tide.store.base import Commit
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
@@ -33,45 +34,30 @@ def candidate(store: MemoryStore, digest: str, states: str, parent: str | None) 
     parents = {"states": f"{STATES}@{states}"} | ({"draft": parent} if parent else {})
     facts = {"steps": "220", "trained_tokens": "9000", "seed": "0", "policy": "f" * 64, "cause": "drift"}
     made = LineageRecord(kind="candidate", subject=digest, parents=parents, facts=facts)
-    judged = LineageRecord(
-        kind="verdict",
-        subject="5" * 63 + digest[1],
-        parents={"candidate": digest, "incumbent": parent or "none", "states": states},
-        facts={"outcome": "promote", "difference": "0.34", "difference_low": "0.21", "requests": "30"},
-    )
     branch = f"candidate-{digest[:6]}"
     store.create_branch(DRAFTS, branch, "main")
     for name in rollout.DRAFT_FILES:
         store.put(DRAFTS, branch, draft_prefix(digest) + name, name.encode())
     store.commit(DRAFTS, branch, "candidate", made.to_metadata())
-    store.put(DRAFTS, branch, draft_prefix(digest) + "verdict.json", b"{}")
-    store.commit(DRAFTS, branch, "verdict", judged.to_metadata())
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> MemoryStore:
     """Three windows; A from the first, B from two with A as parent and promoted, C from three and never promoted."""
-    store, engine = MemoryStore(), FakeEngine("r0")
+    store = MemoryStore()
+    where = Site(store, DRAFTS, [FakeEngine("r0")], tmp_path)
     store.create_repository(STATES)
     store.create_repository(DRAFTS)
     first = harvest(store, "20261130T0900Z")
     candidate(store, A, first, None)
     second = harvest(store, "20261130T0905Z")
-    for generation, (digest, states, parent) in enumerate([(A, first, None), (B, second, A)]):
+    for generation, (digest, states, parent) in enumerate([(A, first, None), (B, second, A)], start=1):
         if digest != A:
             candidate(store, digest, states, parent)
-        rollout.promote(
-            store,
-            DRAFTS,
-            candidate_ref=f"candidate-{digest[:6]}",
-            digest=digest,
-            verdict="5" * 63 + digest[1],
-            expected_generation=generation,
-            replicas=[engine],
-            draft_dir=tmp_path,
-        )
+        branch = f"candidate-{digest[:6]}"
+        assert judge_and_promote(store, DRAFTS, where, branch, digest).generation == generation
     candidate(store, C, harvest(store, "20261130T0910Z"), B)
-    rollout.rollback(store, DRAFTS, replicas=[engine], draft_dir=tmp_path)
+    rollout.rollback(where, AUTHORITY)
     return store
 
 
@@ -82,9 +68,9 @@ def test_history_has_every_generation_once_with_what_the_gate_found(store: Memor
         (2, "promotion", B, A),
         (3, "rollback", A, B),
     ]
-    assert changes[1].verdict_facts["difference"] == "0.34"
+    assert changes[1].verdict_facts["difference"] == "0.3400"
     assert changes[1].replicas == ("r0",)
-    assert "promote: 0.34 (at least 0.21) on 30 requests" in history_text.table(changes)
+    assert "promote: 0.3400 (at least 0.2100) on 30 requests" in history_text.table(changes)
 
 
 def test_history_at_a_time_is_the_generation_that_served_then(store: MemoryStore) -> None:

@@ -1,4 +1,4 @@
-"""Records that were ever stored are read for ever: fixtures of every schema version, taken from a real store.
+"""Records that were ever stored are read for ever: fixtures of every schema version, as a real store holds them.
 
 A change that breaks one of these breaks every repository in the field: raise the schema version, keep reading the old
 one, and add its fixtures in a folder of their own.

@@ -8,9 +8,13 @@ import pytest
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
+from tests.support.signed import AUTHORITY, KEY, STRANGER, judge_and_promote, put_verdict, verdict_on
 from tide import rollout
-from tide.errors import Conflict, EngineError, EngineUnavailable, NotFound, SwapRefused
-from tide.rollout import draft_prefix, read_serving
+from tide.domain import Promotion, Serving, ServingDraft
+from tide.errors import Conflict, EngineError, EngineUnavailable, NotFound, SignatureRefused, SwapRefused
+from tide.repositories import ensure_drafts
+from tide.rollout import Site, draft_prefix, read_serving
+from tide.serving_file import attestation_path, promotion_path
 
 REPOSITORY = "svc-drafts"
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -18,7 +22,7 @@ A, B, C = "a" * 64, "b" * 64, "c" * 64
 
 def store_with(*digests: str) -> MemoryStore:
     store = MemoryStore()
-    store.create_repository(REPOSITORY)
+    ensure_drafts(store, REPOSITORY)
     for digest in digests:
         branch = f"candidate-{digest[:6]}"
         store.create_branch(REPOSITORY, branch, "main")
@@ -30,18 +34,10 @@ def store_with(*digests: str) -> MemoryStore:
 
 def promote(
     store: MemoryStore, digest: str, engines: list[FakeEngine], drafts: Path, generation: int, restart: object = None
-) -> object:
-    return rollout.promote(
-        store,
-        REPOSITORY,
-        candidate_ref=f"candidate-{digest[:6]}",
-        digest=digest,
-        verdict="v" * 64,
-        expected_generation=generation,
-        replicas=engines,
-        draft_dir=drafts,
-        restart=restart,  # type: ignore[arg-type]
-    )
+) -> Promotion:
+    where = Site(store, REPOSITORY, engines, drafts, restart)  # type: ignore[arg-type]
+    branch = f"candidate-{digest[:6]}"
+    return judge_and_promote(store, REPOSITORY, where, branch, digest, expected_generation=generation)
 
 
 def test_a_promotion_swaps_every_replica_and_then_records_it(tmp_path: Path) -> None:
@@ -54,7 +50,7 @@ def test_a_promotion_swaps_every_replica_and_then_records_it(tmp_path: Path) -> 
     assert (tmp_path / A / "model.safetensors").read_bytes() == f"model.safetensors of {A[:3]}".encode()
     assert [name for name, _ in store.tags(REPOSITORY)] == [f"gen-000001-{A[:12]}"]
     assert store.head(REPOSITORY, "main").metadata["tide.kind"] == "promotion"
-    assert promotion.previous is None  # type: ignore[attr-defined]
+    assert promotion.previous is None
 
 
 def test_a_verdict_against_another_generation_is_stale(tmp_path: Path) -> None:
@@ -121,7 +117,7 @@ def test_a_promotion_that_lost_the_race_overwrites_nothing(tmp_path: Path) -> No
     with pytest.raises(Conflict, match="meanwhile"):
         promote(store, B, [engine], tmp_path, 1)
     assert read_serving(store, REPOSITORY).stable.digest == C  # type: ignore[union-attr]
-    assert engine.active_draft() == A
+    assert engine.active_draft() == C, "the loser serves what the winner promoted"
 
 
 def test_a_replica_without_a_draft_is_restarted_and_later_ones_are_swapped(tmp_path: Path) -> None:
@@ -132,8 +128,8 @@ def test_a_replica_without_a_draft_is_restarted_and_later_ones_are_swapped(tmp_p
         replica.swap_draft(digest)
         return 1.0
 
-    assert promote(store, A, [engine], tmp_path, 0, restart).replicas[0].restarted  # type: ignore[attr-defined]
-    assert not promote(store, B, [engine], tmp_path, 1, restart).replicas[0].restarted  # type: ignore[attr-defined]
+    assert promote(store, A, [engine], tmp_path, 0, restart).replicas[0].restarted
+    assert not promote(store, B, [engine], tmp_path, 1, restart).replicas[0].restarted
     assert restarts == [A]
 
 
@@ -141,7 +137,7 @@ def test_a_rollback_is_a_new_generation_with_the_previous_draft(tmp_path: Path) 
     store, engine = store_with(A, B), FakeEngine()
     promote(store, A, [engine], tmp_path, 0)
     promote(store, B, [engine], tmp_path, 1)
-    promotion = rollout.rollback(store, REPOSITORY, replicas=[engine], draft_dir=tmp_path)
+    promotion = rollout.rollback(Site(store, REPOSITORY, [engine], tmp_path), AUTHORITY)
     serving = read_serving(store, REPOSITORY)
     assert (promotion.kind, serving.generation, engine.active_draft()) == ("rollback", 3, A)
     assert serving.previous
@@ -153,21 +149,21 @@ def test_there_is_nothing_to_roll_back_to_after_the_first_promotion(tmp_path: Pa
     store, engine = store_with(A), FakeEngine()
     promote(store, A, [engine], tmp_path, 0)
     with pytest.raises(NotFound, match="no previous draft"):
-        rollout.rollback(store, REPOSITORY, replicas=[engine], draft_dir=tmp_path)
+        rollout.rollback(Site(store, REPOSITORY, [engine], tmp_path), AUTHORITY)
 
 
 def test_reconcile_swaps_only_the_replicas_that_differ(tmp_path: Path) -> None:
     store, engines = store_with(A), [FakeEngine("r0"), FakeEngine("r1")]
     promote(store, A, engines, tmp_path, 0)
     engines[1].swap_draft(C)
-    swaps = rollout.reconcile(store, REPOSITORY, replicas=engines, draft_dir=tmp_path / "other-host")
+    swaps = rollout.reconcile(Site(store, REPOSITORY, engines, tmp_path / "other-host"), AUTHORITY.trusted)
     assert [(s.replica, s.before, s.after) for s in swaps] == [("r1", C, A)]
     assert (tmp_path / "other-host" / A / "config.json").exists()
 
 
 def test_reconcile_before_any_promotion_does_nothing(tmp_path: Path) -> None:
     engine = FakeEngine(draft=C)
-    assert rollout.reconcile(store_with(A), REPOSITORY, replicas=[engine], draft_dir=tmp_path) == []
+    assert rollout.reconcile(Site(store_with(A), REPOSITORY, [engine], tmp_path), AUTHORITY.trusted) == []
     assert engine.active_draft() == C
 
 
@@ -184,3 +180,149 @@ def test_an_unreachable_replica_is_an_error_and_not_a_silent_skip(tmp_path: Path
     engine.healthy = False
     with pytest.raises(EngineUnavailable):
         promote(store, A, [engine], tmp_path, 0)
+
+
+def test_an_imported_draft_that_served_before_the_first_promotion_is_given_back(tmp_path: Path) -> None:
+    store, engines = store_with(A), [FakeEngine("r0", draft=C), FakeEngine("r1", draft=C, known={C})]
+    with pytest.raises(EngineError):
+        promote(store, A, engines, tmp_path, 0)
+    assert [e.active_draft() for e in engines] == [C, C]
+
+
+# What may serve: signatures
+
+
+def refused(store: MemoryStore, engine: FakeEngine, drafts: Path, why: str) -> None:
+    """A promotion of A is refused, and nothing was touched."""
+    where = Site(store, REPOSITORY, [engine], drafts)
+    with pytest.raises(SignatureRefused, match=why):
+        rollout.promote(where, AUTHORITY, candidate_ref=f"candidate-{A[:6]}", digest=A, expected_generation=0)
+    assert engine.swaps == []
+    assert read_serving(store, REPOSITORY) == Serving()
+
+
+def test_a_candidate_without_a_verdict_is_refused(tmp_path: Path) -> None:
+    refused(store_with(A), FakeEngine(draft=C), tmp_path, "no signed verdict")
+
+
+def test_a_forged_verdict_is_refused(tmp_path: Path) -> None:
+    store = store_with(A)
+    put_verdict(store, REPOSITORY, f"candidate-{A[:6]}", verdict_on(A, outcome="reject"), forged=True)
+    refused(store, FakeEngine(draft=C), tmp_path, "not over this content")
+
+
+def test_a_verdict_of_a_stranger_is_refused(tmp_path: Path) -> None:
+    store = store_with(A)
+    put_verdict(store, REPOSITORY, f"candidate-{A[:6]}", verdict_on(A), key=STRANGER)
+    refused(store, FakeEngine(draft=C), tmp_path, "not trusted here")
+
+
+def test_a_verdict_that_does_not_say_promote_is_refused(tmp_path: Path) -> None:
+    store = store_with(A)
+    put_verdict(store, REPOSITORY, f"candidate-{A[:6]}", verdict_on(A, outcome="inconclusive"))
+    refused(store, FakeEngine(draft=C), tmp_path, "is inconclusive, not promote")
+
+
+def test_a_verdict_on_another_draft_is_refused(tmp_path: Path) -> None:
+    store, branch = store_with(A), f"candidate-{A[:6]}"
+    signed = KEY.sign("verdict", verdict_on(B))
+    store.put(REPOSITORY, branch, f"{draft_prefix(A)}verdict.signed.json", signed.to_json().encode())
+    store.commit(REPOSITORY, branch, "somebody else's verdict", {})
+    refused(store, FakeEngine(draft=C), tmp_path, "is about draft bbb")
+
+
+def test_a_verdict_against_a_draft_that_no_longer_serves_is_stale(tmp_path: Path) -> None:
+    store, engine = store_with(A, B), FakeEngine()
+    promote(store, A, [engine], tmp_path, 0)
+    branch = f"candidate-{B[:6]}"
+    put_verdict(store, REPOSITORY, branch, verdict_on(B, incumbent=C))
+    with pytest.raises(Conflict, match="was made against ccc"):
+        rollout.promote(
+            Site(store, REPOSITORY, [engine], tmp_path),
+            AUTHORITY,
+            candidate_ref=branch,
+            digest=B,
+            expected_generation=1,
+        )
+    assert engine.active_draft() == A
+
+
+def test_reconcile_touches_no_replica_when_somebody_changed_what_serves_by_hand(tmp_path: Path) -> None:
+    store, engine = store_with(A, B), FakeEngine()
+    promote(store, A, [engine], tmp_path, 0)
+    by_hand = Serving(generation=2, stable=ServingDraft(digest=B), previous=None)
+    store.create_branch(REPOSITORY, "by-hand", "main")
+    store.put(REPOSITORY, "by-hand", "serving.json", by_hand.to_json().encode())
+    store.commit(REPOSITORY, "by-hand", "quick fix", {})
+    store.merge(REPOSITORY, "by-hand", "main", "quick fix", {})
+    where = Site(store, REPOSITORY, [engine], tmp_path)
+    with pytest.raises(SignatureRefused, match="around the promoter"):
+        rollout.reconcile(where, AUTHORITY.trusted)
+    copied = store.read(REPOSITORY, "main", attestation_path(1))
+    store.create_branch(REPOSITORY, "by-hand-2", "main")
+    store.put(REPOSITORY, "by-hand-2", attestation_path(2), copied)
+    store.commit(REPOSITORY, "by-hand-2", "with an old attestation", {})
+    store.merge(REPOSITORY, "by-hand-2", "main", "with an old attestation", {})
+    with pytest.raises(SignatureRefused, match="not for bbb"):
+        rollout.reconcile(where, AUTHORITY.trusted)
+    assert engine.active_draft() == A
+
+
+# Killed, and run again
+
+
+class Killed(BaseException):
+    """Not an Exception, as a kill is none: nothing may catch it and tidy up."""
+
+
+CALLS = ["create_branch", "reset", "merge", "put", "put 2", "put 3", "commit", "merge 2", "tag", "delete_branch"]
+"""What a promotion changes in the store, in order."""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_promotion_killed_at_any_call_of_the_store_is_finished_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, when: str
+) -> None:
+    store, engine = store_with(A, B), FakeEngine()
+    promote(store, A, [engine], tmp_path, 0)
+    branch, where = f"candidate-{B[:6]}", Site(store, REPOSITORY, [engine], tmp_path)
+    put_verdict(store, REPOSITORY, branch, verdict_on(B, incumbent=A))
+    step, _, nth = call.partition(" ")
+    real, calls = getattr(store, step), 0
+
+    def dies(*args: object, **kwargs: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == int(nth or 1) and when == "before":
+            raise Killed
+        result = real(*args, **kwargs)
+        if calls == int(nth or 1):
+            raise Killed
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, step, dies)
+        with pytest.raises(Killed):
+            rollout.resume(where, AUTHORITY, branch)
+    promotion = rollout.resume(where, AUTHORITY, branch)
+    serving = read_serving(store, REPOSITORY)
+    assert (promotion.generation, promotion.draft, serving.generation) == (2, B, 2)
+    assert serving.stable
+    assert (serving.stable.digest, engine.active_draft()) == (B, B)
+    assert [name for name, _ in store.tags(REPOSITORY)][-1] == f"gen-000002-{B[:12]}"
+    assert [b for b in store.branches(REPOSITORY) if b.startswith("serving-")] == []
+    assert len(list(store.list(REPOSITORY, "main", "promotions/"))) == 2
+    assert store.read(REPOSITORY, "main", promotion_path(2))
+
+
+def test_a_rollback_run_twice_for_one_generation_goes_back_once(tmp_path: Path) -> None:
+    store, engine = store_with(A, B), FakeEngine()
+    promote(store, A, [engine], tmp_path, 0)
+    promote(store, B, [engine], tmp_path, 1)
+    where = Site(store, REPOSITORY, [engine], tmp_path)
+    first = rollout.rollback(where, AUTHORITY, expected_generation=2)
+    assert rollout.rollback(where, AUTHORITY, expected_generation=2) == first
+    assert (read_serving(store, REPOSITORY).generation, engine.active_draft()) == (3, A)
+    with pytest.raises(Conflict, match="generation 3 serves, not 1"):
+        rollout.rollback(where, AUTHORITY, expected_generation=1)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tide import doctor as checks
-from tide import history_text, provenance, repositories, rollout, wiring
+from tide import history_text, keys, provenance, repositories, rollout, wiring
 from tide import pinned as pinning
 from tide import reproduce as making
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.errors import EngineError
 from tide.history import serving_at
+from tide.signing import SigningKey
 
 commands = typer.Typer()
 snapshot = typer.Typer(no_args_is_help=True, help="The states commit that experiments are made on.")
@@ -29,12 +31,20 @@ class LineageForm(StrEnum):
 
 @commands.command()
 def init(home: Home = DEFAULT_HOME) -> None:
-    """Create the service's two repositories, with a main that takes merges only; harmless to repeat."""
+    """Make the signing key and the service's two repositories, their main guarded; harmless to repeat."""
     config = use_stack(home)
+    path, key = keys.ensure(config.home) if config.signing_key_file is None else _own_key(config.signing_key_file)
+    print(f"signing key: {path}, for the worker that evaluates and promotes: TIDE_SIGNING_KEY_FILE={path}")
+    print(f"public key, for workers and engines: TIDE_PUBLIC_KEYS={key.public}")
     store = wiring.store(config)
-    for repository in (config.states_repository, config.drafts_repository):
-        repositories.mend(store, repository)
-        print(f"{repository}: main is protected")
+    repositories.mend(store, config.states_repository)
+    print(f"{config.states_repository}: main takes merges only")
+    repositories.mend_drafts(store, config.drafts_repository)
+    print(f"{config.drafts_repository}: main takes merges only, and only those with an attestation")
+
+
+def _own_key(path: Path) -> tuple[Path, SigningKey]:
+    return path, keys.read(path)
 
 
 @commands.command()
@@ -139,28 +149,39 @@ def reproduce(
     raise typer.Exit(int(not found.same))
 
 
+@commands.command("rollout")
+def roll_out(
+    branch: Annotated[str, typer.Argument(help="Branch of the drafts repository with a candidate and its verdict.")],
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Put a candidate with a signed `promote` verdict into serving. Works with Prefect down; resumes a killed one."""
+    config = use_stack(home)
+    promotion = rollout.resume(wiring.site(config), wiring.authority(config), branch)
+    done = f"generation {promotion.generation}: draft {promotion.draft} serves"
+    print(promotion.to_json() if as_json else done)
+
+
 @commands.command()
-def rollback(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+def rollback(
+    generation: Annotated[
+        int | None, typer.Option(help="The generation to leave; with it, running this twice goes back once.")
+    ] = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
     """Put the previous draft back into serving on every replica. Works with Prefect down."""
     config = use_stack(home)
-    promotion = rollout.rollback(
-        wiring.store(config),
-        config.drafts_repository,
-        replicas=wiring.engines(config),
-        draft_dir=config.drafts,
-        restart=wiring.restart(config),
-    )
+    promotion = rollout.rollback(wiring.site(config), wiring.authority(config), expected_generation=generation)
     done = f"generation {promotion.generation}: draft {promotion.draft} serves again"
     print(promotion.to_json() if as_json else done)
 
 
 @commands.command()
 def reconcile(home: Home = DEFAULT_HOME) -> None:
-    """Make every replica match `serving.json`."""
+    """Make every replica match `serving.json`, if the promoter signed for it."""
     config = use_stack(home)
-    swaps = rollout.reconcile(
-        wiring.store(config), config.drafts_repository, replicas=wiring.engines(config), draft_dir=config.drafts
-    )
+    swaps = rollout.reconcile(wiring.site(config), wiring.trusted(config))
     for swap in swaps:
         print(f"{swap.replica}: {swap.before[:12]} -> {swap.after[:12]} in {swap.seconds:.3f} s")
     if not swaps:

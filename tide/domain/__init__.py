@@ -25,12 +25,14 @@ from tide.domain.identity import (
     split_of,
 )
 from tide.domain.serving import LineageRecord, Promotion, ReplicaSwap, Serving, ServingDraft
+from tide.domain.signed import Attestation, KeyId, Signed, SignedKind
 from tide.domain.states import HarvestResult, RequestSegment, Shard, ShardRequest, Snapshot, WindowManifest
 
 __all__ = [
     "ACCEPTANCE_DEFINITION",
     "GATE_BUCKETS",
     "SELECTION_BUCKETS",
+    "Attestation",
     "Digest",
     "DraftContract",
     "DraftModel",
@@ -38,6 +40,7 @@ __all__ = [
     "EvalReport",
     "HarvestResult",
     "Interval",
+    "KeyId",
     "LineageRecord",
     "Promotion",
     "Record",
@@ -48,6 +51,8 @@ __all__ = [
     "ServingDraft",
     "Shard",
     "ShardRequest",
+    "Signed",
+    "SignedKind",
     "SliceVerdict",
     "Snapshot",
     "Split",

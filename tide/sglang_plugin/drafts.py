@@ -9,9 +9,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tide.domain import TargetContract
+from pydantic import ValidationError
+
+from tide.attestation import check_attestation
+from tide.domain import Signed, TargetContract
 from tide.draft_files import DraftFiles, load_draft
-from tide.errors import ContractMismatch, DraftError
+from tide.errors import ContractMismatch, DraftError, SignatureRefused
+from tide.signing import TrustedKeys
 
 SERVING_FILE = "serving"
 """In the draft folder: the digest to serve after a restart. Whoever promotes writes it by temp and rename."""
@@ -31,10 +35,11 @@ class DraftShelf:
 
     Args:
         folder: TIDE_DRAFT_DIR; None when swapping is not set up.
+        trusted: whose signatures let a draft serve; None: signatures are not asked for.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None, trusted: TrustedKeys | None = None) -> None:
+        self.folder, self.trusted = folder, trusted
         self._held: dict[str, DraftFiles] = {}
 
     def find(self, digest: str) -> DraftFiles:
@@ -43,6 +48,7 @@ class DraftShelf:
         Raises:
             DraftError: no digest, unknown, or its files are refused.
             ContractMismatch: its files do not belong together.
+            SignatureRefused: no attestation beside it allows it to serve.
         """
         if not is_digest(digest):
             raise DraftError(f"{digest[:80]!r} is no draft digest: 64 hexadecimal digits, never a path")
@@ -53,7 +59,21 @@ class DraftShelf:
         folder = self.folder / digest
         if folder.is_symlink() or not folder.is_dir():
             raise DraftError(f"draft {digest[:12]} is not in {self.folder}: put its folder there first")
+        self.require_attested(digest)
         return load_draft(folder, expected=digest)
+
+    def require_attested(self, digest: str) -> None:
+        """Check what allows a draft to serve. Raises SignatureRefused when it is missing or forged."""
+        if self.trusted is None or self.folder is None:
+            return
+        path = self.folder / f"{digest}.attestation.json"
+        try:
+            signed = Signed.model_validate_json(path.read_bytes())
+        except FileNotFoundError as error:
+            raise SignatureRefused(f"draft {digest[:12]} has no {path.name}: it was not promoted") from error
+        except (OSError, ValidationError) as error:
+            raise SignatureRefused(f"{path} cannot be read: {error}") from error
+        check_attestation(signed, digest, self.trusted)
 
     def hold(self, draft: DraftFiles) -> None:
         """Keep a draft on the host as the newest; the one held longest makes room."""

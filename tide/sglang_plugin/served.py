@@ -121,6 +121,9 @@ class ServedDraft:
             "draft_contract": None if self.active is None else self.active.contract.model_dump(mode="json"),
             "draft_stale": self.stale,
             "draft_swaps": self.count,
+            "attestations": "required"
+            if self.shelf.trusted is not None
+            else "not asked for: TIDE_PUBLIC_KEYS is unset",
         }
 
     def weights_fingerprint(self) -> tuple[dict[str, int], dict[str, int]]:

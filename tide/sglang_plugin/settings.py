@@ -31,6 +31,8 @@ class PluginSettings(BaseModel):
     """Where drafts to swap in are found by digest; unset: no swap."""
     draft_untrained: bool = False
     """The draft that the engine starts with counts as none: it was never trained."""
+    public_keys: str = ""
+    """Comma-separated Ed25519 public keys; set: a draft serves only with an attestation signed by one of them."""
     sample_rate: float = Field(default=1.0, ge=0.0, le=1.0)
     """Share of requests whose states are captured; counters are kept of all of them."""
     prompt_rows: int = Field(default=256, ge=1)

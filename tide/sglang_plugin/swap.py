@@ -27,6 +27,7 @@ from tide.sglang_plugin.drafts import DraftShelf, is_digest
 from tide.sglang_plugin.served import ServedDraft, alone
 from tide.sglang_plugin.settings import PluginSettings
 from tide.sglang_plugin.weights import LiveDraft
+from tide.signing import TrustedKeys
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ def install(registry: Any, settings: PluginSettings) -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
     untrained = os.environ.get("TIDE_DRAFT_UNTRAINED") == "1"
-    _served = ServedDraft(DraftShelf(settings.draft_dir), untrained=untrained)
+    trusted = TrustedKeys.parse(settings.public_keys) if settings.public_keys else None
+    _served = ServedDraft(DraftShelf(settings.draft_dir, trusted), untrained=untrained)
     check, adopt, disk, *foreign, path = HOOKED
     registry.register(check, check_start, HookType.BEFORE)
     registry.register(adopt, adopt_start, HookType.AFTER)
@@ -132,8 +134,10 @@ def adopt_start(_result: None, scheduler: Any) -> None:
     start = load_draft(Path(path), drop_embedding=True)
     _served.adopt(start, _live_draft(scheduler), agree=_agreement(scheduler), quiesce=lambda: _synchronize(scheduler))
     serving = _served.shelf.serving()
-    if serving is not None and serving != start.digest:
-        _served.swap(serving)
+    if serving is not None:
+        _served.shelf.require_attested(serving)
+        if serving != start.digest:
+            _served.swap(serving)
     _served.count = 0
     log.info("tide: draft %s in serving (file %s)", _served.digest, _served.state()["draft_file"])
 

@@ -1,0 +1,138 @@
+"""The drafts repository's main on a real lakeFS: what its hook lets in, what it refuses, and what a lost race does."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from infra.lakefs.server import LakefsServer
+from tests.fakes.fake_engine import FakeEngine
+from tests.support.signed import AUTHORITY, judge_and_promote, put_verdict, verdict_on
+from tide import repositories, rollout
+from tide.domain import Attestation, LineageRecord, Serving, ServingDraft
+from tide.errors import Conflict, HookRefused, ProtectedBranch
+from tide.replicas import DRAFT_FILES
+from tide.rollout import Site, read_serving
+from tide.serving_file import attestation_path, draft_prefix
+from tide.store.lakefs import LakefsStore
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+_NUMBER = itertools.count()
+
+
+@pytest.fixture
+def site(lakefs_server: LakefsServer, tmp_path: Path) -> Site:
+    keys = lakefs_server.credentials
+    store = LakefsStore(lakefs_server.endpoint, keys.access_key, keys.secret_key)
+    return Site(store, f"guard-{next(_NUMBER)}-drafts", [FakeEngine("r0")], tmp_path)
+
+
+def candidate(site: Site, digest: str) -> str:
+    branch = f"{repositories.CANDIDATE}{digest[:6]}"
+    repositories.ensure_drafts(site.store, site.repository)
+    site.store.create_branch(site.repository, branch, "main")
+    for name in DRAFT_FILES:
+        site.store.put(site.repository, branch, draft_prefix(digest) + name, name.encode())
+    record = LineageRecord(kind="candidate", subject=digest).to_metadata()
+    site.store.commit(site.repository, branch, "candidate", record)
+    return branch
+
+
+def promote(site: Site, digest: str) -> None:
+    judge_and_promote(site.store, site.repository, site, candidate(site, digest), digest)
+
+
+def metadata(kind: str, draft: str, generation: int) -> dict[str, str]:
+    return {"tide.kind": kind, "tide.subject": draft, "tide.generation": str(generation)}
+
+
+def by_hand(site: Site, *, serving: Serving, statement: Attestation | None, record: dict[str, str]) -> None:
+    """What somebody with lakeFS's keys, and no signing key of ours, may try: a branch of their own, merged."""
+    branch = f"by-hand-{next(_NUMBER)}"
+    site.store.create_branch(site.repository, branch, "main")
+    site.store.put(site.repository, branch, "serving.json", serving.to_json().encode())
+    if statement is not None:
+        signed = AUTHORITY.key.sign("attestation", statement)
+        site.store.put(site.repository, branch, attestation_path(serving.generation), signed.to_json().encode())
+    site.store.commit(site.repository, branch, "by hand", record)
+    site.store.merge(site.repository, branch, "main", "by hand", record)
+
+
+def test_promotions_and_a_rollback_pass_the_guard_by_their_own_records(site: Site) -> None:
+    promote(site, A)
+    promote(site, B)
+    rollout.rollback(site, AUTHORITY)
+    serving = read_serving(site.store, site.repository)
+    assert (serving.generation, serving.stable and serving.stable.digest) == (3, A)
+    assert rollout.reconcile(site, AUTHORITY.trusted) == []
+
+
+WANTED = Serving(generation=2, stable=ServingDraft(digest=B), previous=ServingDraft(digest=A))
+STATEMENT = Attestation(kind="rollback", generation=2, draft=B, previous=A, verdict=None, at=1.0)
+
+
+@pytest.mark.parametrize(
+    ("serving", "statement", "record", "why"),
+    [
+        (WANTED, STATEMENT, {}, "no record of a known kind"),
+        (WANTED, STATEMENT, metadata("quick-fix", B, 2), "no record of a known kind"),
+        (WANTED, None, metadata("rollback", B, 2), r"no attestations/000002\.json"),
+        (WANTED, STATEMENT, metadata("promotion", B, 2), "is a rollback, the merge a promotion"),
+        (WANTED, STATEMENT, metadata("rollback", C, 2), "is for draft bbb"),
+        (WANTED, STATEMENT.model_copy(update={"draft": C}), metadata("rollback", B, 2), "is for draft ccc"),
+        (WANTED, STATEMENT.model_copy(update={"generation": 7}), metadata("rollback", B, 2), "is for generation 7"),
+        (WANTED, STATEMENT, {"tide.kind": "rollback", "tide.subject": B}, "no generation"),
+        (
+            WANTED.model_copy(update={"stable": ServingDraft(digest=C)}),
+            STATEMENT,
+            metadata("rollback", B, 2),
+            r"serving\.json names draft ccc",
+        ),
+        (WANTED, STATEMENT, metadata("guard", B, 2), "may not change"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_the_guard_refuses_a_merge_whose_record_is_missing_or_does_not_match(
+    site: Site, serving: Serving, statement: Attestation | None, record: dict[str, str], why: str
+) -> None:
+    promote(site, A)
+    with pytest.raises(HookRefused, match=why):
+        by_hand(site, serving=serving, statement=statement, record=record)
+    assert read_serving(site.store, site.repository).generation == 1
+
+
+def test_main_takes_no_direct_write(site: Site) -> None:
+    promote(site, A)
+    with pytest.raises(ProtectedBranch):
+        site.store.put(site.repository, "main", "serving.json", b"{}")
+
+
+def test_a_missing_or_older_guard_is_replaced_and_then_guards(site: Site) -> None:
+    site.store.create_repository(site.repository)
+    assert not repositories.guarded(site.store, site.repository)
+    repositories.mend_drafts(site.store, site.repository)
+    assert repositories.guarded(site.store, site.repository)
+    repositories.mend_drafts(site.store, site.repository)
+    promote(site, A)
+    with pytest.raises(HookRefused, match="no record of a known kind"):
+        by_hand(site, serving=WANTED, statement=STATEMENT, record={})
+
+
+def test_of_two_promotions_at_once_one_serves_and_the_loser_is_told_to_judge_again(site: Site) -> None:
+    promote(site, A)
+    branch = candidate(site, B)
+    put_verdict(site.store, site.repository, branch, verdict_on(B, incumbent=A))
+    engine = site.replicas[0]
+    assert isinstance(engine, FakeEngine)
+
+    def someone_is_faster(_: str) -> None:
+        engine.before_swap = None
+        promote(Site(site.store, site.repository, [FakeEngine("r0")], site.draft_dir / "other"), C)
+
+    engine.before_swap = someone_is_faster
+    with pytest.raises(Conflict, match="evaluate"):
+        rollout.promote(site, AUTHORITY, candidate_ref=branch, digest=B, expected_generation=1)
+    serving = read_serving(site.store, site.repository)
+    assert (serving.generation, serving.stable and serving.stable.digest, engine.active_draft()) == (2, C, C)
