@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -13,12 +14,13 @@ import pytest
 from infra import ports
 from infra.lakefs.server import LakefsServer
 from infra.versitygw.server import S3Gateway
-from tests.conftest import TeamLakefs
 from tests.support.slow_link import SlowLink
+from tests.support.team_lakefs import TeamLakefs
 from tide.errors import AddressRefused, AlreadyExists, NotFound, StoreError, StoreUnavailable
 from tide.store.lakefs import LakefsStore
 from tide.store.lakefs_upload import Uploader
 
+_NUMBER = itertools.count()
 EXPIRY_S = 2
 MIB = 1 << 20
 
@@ -42,8 +44,8 @@ def server(s3_gateway: S3Gateway, link: SlowLink, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture
-def repo(request: pytest.FixtureRequest) -> str:
-    return f"s3-{abs(hash(request.node.name)) % 10**9}"
+def repo() -> str:
+    return f"s3-{next(_NUMBER)}"
 
 
 def _store(server: LakefsServer, repo: str) -> LakefsStore:

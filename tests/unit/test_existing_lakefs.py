@@ -13,6 +13,9 @@ import pytest
 
 from infra import local, ports
 from infra.lakefs.existing import LakefsAccess, existing_lakefs
+from infra.prepared import Prepared
+from infra.sglang import SglangOptions
+from infra.start import Start
 from tide.errors import ConfigError, StoreUnauthorized, StoreUnavailable, TideError
 
 STORAGE = {
@@ -77,6 +80,20 @@ def test_a_server_that_is_not_there_is_named(endpoint: str) -> None:
         existing_lakefs(f"http://{ports.HOST}:{ports.free_port()}")
     with pytest.raises(ConfigError, match="expected http://host:port"):
         existing_lakefs("127.0.0.1:8000")
+
+
+def test_a_stack_on_it_is_told_its_address_keys_and_namespace(endpoint: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    start = Start(tmp_path, local.Wanted(lakefs=endpoint), said.append, foreground=False)
+    prepared = Prepared(model=tmp_path, draft=tmp_path, bundle=tmp_path)
+    env = start._settings(start._lakefs()(), prepared, SglangOptions(model=tmp_path, port=1, draft=tmp_path))
+    assert {name: value for name, value in env.items() if "LAKEFS" in name} == {
+        "TIDE_LAKEFS_ENDPOINT": endpoint,
+        "TIDE_LAKEFS_ACCESS_KEY": "key",
+        "TIDE_LAKEFS_SECRET_KEY": "secret",
+        "TIDE_LAKEFS_NAMESPACE": "s3://bucket/prefix/",
+    }
+    assert said == [f"lakeFS: {endpoint}, not started here"]
 
 
 def test_nothing_is_started_beside_a_lakefs_that_cannot_be_used(

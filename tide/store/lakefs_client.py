@@ -133,8 +133,9 @@ class BodyStream(io.RawIOBase):
 
     def __init__(self, lakefs: LakefsClient, where: Where) -> None:
         self._lakefs, self._where, self._position = lakefs, where, 0
-        first = lakefs.retry(where, lambda: lakefs.get(where))
-        self._response: urllib3.BaseHTTPResponse | None = first
+        # First of all: what cannot be opened is closed all the same, by the interpreter.
+        self._response: urllib3.BaseHTTPResponse | None = None
+        self._response = first = lakefs.retry(where, lambda: lakefs.get(where))
         self._etag = first.headers.get("ETag")
 
     @override
