@@ -31,6 +31,11 @@ $(VENV)/.installed: requirements.lock pyproject.toml infra/sglang_cpu/pyproject.
 	@$(BIN)/python -m infra.models
 	@touch $@
 
+.tide/.prepared-test: .tide/.prepared infra/versitygw/go.mod infra/versitygw/go.sum
+	@echo "[test] S3 gateway (built once from its Go module; 1 to 2 minutes)"
+	@$(BIN)/python -m infra.versitygw.build
+	@touch $@
+
 lock: | $(BIN)/uv   ## compile requirements.lock anew from pyproject.toml
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --python-version 3.11 --generate-hashes --no-emit-index-url -o requirements.lock
 
@@ -40,7 +45,7 @@ lint: $(VENV)/.installed  ## ruff, mypy --strict, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-test: setup      ## lint, then every test on the real parts
+test: setup .tide/.prepared-test  ## lint, then every test on the real parts
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest tests --ignore=tests/bench --durations=15
 

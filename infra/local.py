@@ -180,7 +180,7 @@ def watch(home: Path, poll_s: float = 1.0) -> None:
     suspects: set[str] = set()
     while True:
         parts = status(home)
-        if all(part.state == "stopped" for part in parts):
+        if all(part.state in ("stopped", "external") for part in parts):
             return
         died = {part.name for part in parts if part.state == "died"}
         # Twice in a row: a part that is being stopped looks dead for a moment before its record goes.

@@ -30,8 +30,8 @@ class PartStatus:
     """One part of a stack, as it is now."""
 
     name: str
-    state: Literal["running", "died", "stopped"]
-    """``died``: it was started, has ended, and nobody asked for it."""
+    state: Literal["running", "died", "stopped", "external"]
+    """``died``: it was started, has ended, and nobody asked for it. ``external``: somebody else runs it."""
     pid: int | None = None
     url: str = ""
     memory_bytes: int = 0
@@ -134,7 +134,9 @@ def _lock(file: IO[str]) -> bool:
 def _status(home: Path, name: str, urls: Mapping[str, str]) -> PartStatus:
     process = processes.find(home, name)
     if process is None:
-        return PartStatus(name, "stopped")
+        # lakeFS is the one part that a stack may use without having started it.
+        external = name == NAME and name in urls
+        return PartStatus(name, "external", url=urls[name]) if external else PartStatus(name, "stopped")
     record = process.record
     if not process.alive:
         return PartStatus(name, "stopped" if record.stopping else "died", record.pid, since=record.started_at)

@@ -9,14 +9,15 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from infra import ports, prefect, processes, sglang
 from infra.cpu import serving_dtype
-from infra.lakefs.build import DEFAULT_CACHE, lakefs_binary
+from infra.lakefs.build import LAKEFS
+from infra.lakefs.existing import LakefsAccess, existing_lakefs
 from infra.lakefs.server import USUAL_PORT as LAKEFS_PORT
 from infra.lakefs.server import LakefsServer
 from infra.prepared import PREPARED_FILE, Prepared
@@ -35,6 +36,8 @@ class Wanted:
     """What a stack is asked to be. A port that is None is the usual one when free, else any."""
 
     service: str = "smollm2"
+    lakefs: str | None = None
+    """Address of a lakeFS that runs already, in place of one of our own; its keys come from the environment."""
     lakefs_port: int | None = None
     prefect_port: int | None = None
     engine_port: int | None = None
@@ -65,22 +68,14 @@ class Start:
             ServiceError, ConfigError: a part could not be started; others may run.
         """
         wanted = self.wanted
-        lakefs_port = ports.choose_port("lakeFS", wanted.lakefs_port, LAKEFS_PORT)
+        lakefs = self._lakefs()
         prefect_port = ports.choose_port("Prefect", wanted.prefect_port, 4200)
         engine_port = ports.choose_port("SGLang", wanted.engine_port, 30000)
-        binary = lakefs_binary(DEFAULT_CACHE, say=self.report)
         server = prefect.launch_server(self.home, prefect_port, die_with_parent=self.foreground)
-        lakefs = LakefsServer(
-            self.home,
-            port=lakefs_port,
-            binary=binary,
-            die_with_parent=self.foreground,
-            report=self.report,
-        )
-        lakefs.start()
+        access = lakefs()
         prepared = self._prepare()
         options = self._engine_options(prepared, engine_port)
-        env = self._settings(lakefs, prepared, options) | {"PREFECT_API_URL": prefect.api_url(prefect_port)}
+        env = self._settings(access, prepared, options) | {"PREFECT_API_URL": prefect.api_url(prefect_port)}
         stack = Stack(self.home, {**env, **wanted.env}, options)
         save(stack)
         engine = sglang.launch(self.home, options, die_with_parent=self.foreground)
@@ -88,6 +83,27 @@ class Start:
         sglang.wait_ready(engine, options, self.report)
         self.report(f"SGLang: {options.url}")
         return stack
+
+    def _lakefs(self) -> Callable[[], LakefsAccess]:
+        """What starts lakeFS; one that somebody else runs is checked now, before anything of ours is started."""
+        if self.wanted.lakefs is not None:
+            access = existing_lakefs(self.wanted.lakefs)
+            self.report(f"lakeFS: {access.endpoint}, not started here")
+            return lambda: access
+        server = LakefsServer(
+            self.home,
+            port=ports.choose_port("lakeFS", self.wanted.lakefs_port, LAKEFS_PORT),
+            binary=LAKEFS.binary(say=self.report),
+            die_with_parent=self.foreground,
+            report=self.report,
+        )
+
+        def started() -> LakefsAccess:
+            server.start()
+            keys = server.credentials
+            return LakefsAccess(server.endpoint, keys.access_key, keys.secret_key, "local://")
+
+        return started
 
     @property
     def _dtype(self) -> str:
@@ -121,15 +137,16 @@ class Start:
         }
         return SglangOptions.model_validate({**usual, **self.wanted.engine, "plugin_env": plugin})
 
-    def _settings(self, lakefs: LakefsServer, prepared: Prepared, engine: SglangOptions) -> dict[str, str]:
+    def _settings(self, lakefs: LakefsAccess, prepared: Prepared, engine: SglangOptions) -> dict[str, str]:
         signing, key = keys.ensure(self.home)
         restart = shlex.join([sys.executable, "-m", "infra.local", "restart-engine", "--home", str(self.home)])
         return {
             "TIDE_SERVICE": self.wanted.service,
             "TIDE_HOME": str(self.home),
             "TIDE_LAKEFS_ENDPOINT": lakefs.endpoint,
-            "TIDE_LAKEFS_ACCESS_KEY": lakefs.credentials.access_key,
-            "TIDE_LAKEFS_SECRET_KEY": lakefs.credentials.secret_key,
+            "TIDE_LAKEFS_ACCESS_KEY": lakefs.access_key,
+            "TIDE_LAKEFS_SECRET_KEY": lakefs.secret_key,
+            "TIDE_LAKEFS_NAMESPACE": lakefs.namespace,
             "TIDE_REPLICAS": f"{REPLICA}={engine.url}",
             "TIDE_ADMIN_KEY": engine.admin_key,
             "TIDE_SPOOL": str(engine.spool),

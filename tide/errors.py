@@ -10,6 +10,7 @@ TideError                     .transient says whether a retry may help; only suc
 ├── SignatureRefused          a record that must be signed by a trusted key is not, or does not allow what is asked
 ├── StoreError                names repository, ref and path
 │   ├── StoreUnavailable      (transient) no answer, throttled, branch locked
+│   │   └── AddressRefused    a presigned address had expired, or the block store took none of its kind
 │   ├── StoreUnauthorized     keys refused
 │   ├── NotFound              no such repository, ref or object
 │   ├── Gone                  the object was listed but its bytes were deleted
@@ -103,6 +104,10 @@ class StoreUnavailable(StoreError):
     """No answer, throttled, or a branch was locked for a moment."""
 
     transient = True
+
+
+class AddressRefused(StoreUnavailable):
+    """The block store refused a presigned address; a new one was asked for as often as anything is tried."""
 
 
 class StoreUnauthorized(StoreError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from infra import ports, processes
 from infra.files import write_private
-from infra.lakefs.build import MODULE, lakefs_binary
+from infra.lakefs.build import LAKEFS, MODULE
 from infra.processes import ManagedProcess, Report
 from tide.domain import Record
 from tide.errors import ServiceError
@@ -43,6 +44,7 @@ class LakefsServer:
         home: made when missing; ``<home>/lakefs`` is kept from one start to the next.
         port: when not given, 8000 if free, else any free one.
         binary: a server binary; found or built when not given.
+        settings: ``LAKEFS_*`` settings in place of those in lakefs.yaml, such as another block store or database.
         ready_s: seconds that the server may take to answer.
         die_with_parent: end it when the calling thread ends; for the foreground.
         report: receives lines of progress.
@@ -54,13 +56,14 @@ class LakefsServer:
         *,
         port: int | None = None,
         binary: Path | None = None,
+        settings: Mapping[str, str] | None = None,
         ready_s: float = READY_S,
         die_with_parent: bool = False,
         report: Report = lambda _: None,
     ) -> None:
         self.home, self.folder = home.absolute(), home.absolute() / NAME
         self._port, self._binary, self._ready_s = port, binary, ready_s
-        self._die_with_parent, self._report = die_with_parent, report
+        self._settings, self._die_with_parent, self._report = settings or {}, die_with_parent, report
         self._started: ManagedProcess | None = None
 
     def __enter__(self) -> Self:
@@ -146,9 +149,10 @@ class LakefsServer:
         return made
 
     def _launch(self, port: int, encryption_key: str) -> ManagedProcess:
-        binary = self._binary or lakefs_binary(say=self._report)
+        binary = self._binary or LAKEFS.binary(say=self._report)
         # Settings of another lakeFS in the shell must not reach this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LAKEFS_")}
+        environment |= self._settings
         environment["LAKEFS_LISTEN_ADDRESS"] = f"{ports.HOST}:{port}"
         environment["LAKEFS_AUTH_ENCRYPT_SECRET_KEY"] = encryption_key
         argv = [str(binary), "--config", str(MODULE / "lakefs.yaml"), "run"]

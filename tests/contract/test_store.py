@@ -41,7 +41,7 @@ class Subject:
     lose_bytes: Callable[[str, str], None]
 
 
-@pytest.fixture(params=["memory", "lakefs"])
+@pytest.fixture(params=["memory", "lakefs", "team lakefs"])
 def subject(request: pytest.FixtureRequest) -> Subject:
     repository = f"contract-{next(_NUMBER)}"
     if request.param == "memory":
@@ -53,12 +53,16 @@ def subject(request: pytest.FixtureRequest) -> Subject:
             lambda branch: memory.protect(repository, branch),
             lambda ref, path: memory.lose_bytes(repository, ref, path),
         )
-    return _real(request.getfixturevalue("lakefs_server"), repository)
+    if request.param == "lakefs":
+        server = request.getfixturevalue("lakefs_server")
+        return _real(server, repository, "local://", lambda at: server.folder / at.removeprefix("local://"))
+    team = request.getfixturevalue("team_lakefs")
+    return _real(team.server, repository, team.gateway.namespace_prefix, team.gateway.file)
 
 
-def _real(server: LakefsServer, repository: str) -> Subject:
+def _real(server: LakefsServer, repository: str, namespaces: str, file_at: Callable[[str], Path]) -> Subject:
     keys = server.credentials
-    store = LakefsStore(server.endpoint, keys.access_key, keys.secret_key)
+    store = LakefsStore(server.endpoint, keys.access_key, keys.secret_key, namespaces)
     store.create_repository(repository)
     sdk = Client(host=server.endpoint, username=keys.access_key, password=keys.secret_key).sdk_client
 
@@ -69,8 +73,7 @@ def _real(server: LakefsServer, repository: str) -> Subject:
             store.put(repository, branch, "probe", b"")
 
     def lose_bytes(ref: str, path: str) -> None:
-        address = sdk.objects_api.stat_object(repository, ref, path).physical_address
-        (server.folder / address.removeprefix("local://")).unlink()
+        file_at(sdk.objects_api.stat_object(repository, ref, path).physical_address).unlink()
 
     return Subject(store, repository, protect, lose_bytes)
 

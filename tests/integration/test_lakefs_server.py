@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import lakefs
-from infra.lakefs import build
+from infra import go_program, lakefs
+from infra.lakefs.build import LAKEFS
 from infra.lakefs.server import LakefsServer
 from tide.errors import ConfigError, ServiceError, StoreUnauthorized, StoreUnavailable
 from tide.store.lakefs import LakefsStore
@@ -112,7 +112,7 @@ def test_a_store_whose_keys_are_lost_is_not_given_new_ones(tmp_path: Path) -> No
 def test_a_given_binary_that_is_none_is_a_configuration_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKEFS_BIN", str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="LAKEFS_BIN"):
-        build.lakefs_binary(tmp_path)
+        LAKEFS.binary(tmp_path)
 
 
 def test_a_built_binary_is_reused_by_the_digest_of_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,24 +120,24 @@ def test_a_built_binary_is_reused_by_the_digest_of_its_module(tmp_path: Path, mo
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "lakefs").write_text("built before")
-    (tmp_path / "cache" / "lakefs.digest").write_text(build.module_digest())
-    assert build.lakefs_binary(tmp_path / "cache") == tmp_path / "cache" / "lakefs"
+    (tmp_path / "cache" / "lakefs.digest").write_text(LAKEFS.digest())
+    assert LAKEFS.binary(tmp_path / "cache") == tmp_path / "cache" / "lakefs"
 
-    def no_toolchain(cache: Path, *, say: object) -> Path:
+    def no_toolchain(cache: Path, program: object, *, say: object) -> Path:
         raise ServiceError("asked for a toolchain")
 
-    monkeypatch.setattr(build, "go_toolchain", no_toolchain)
+    monkeypatch.setattr(go_program, "go_toolchain", no_toolchain)
     (tmp_path / "cache" / "lakefs.digest").write_text("of another module")
     with pytest.raises(ServiceError, match="asked for a toolchain"):
-        build.lakefs_binary(tmp_path / "cache", say=lambda _: None)
+        LAKEFS.binary(tmp_path / "cache", say=lambda _: None)
 
 
 def test_without_any_go_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(build.sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(build.sys, "executable", "/bin/false")
+    monkeypatch.setattr(go_program.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(go_program.sys, "executable", "/bin/false")
     with pytest.raises(ServiceError, match=r"Install Go 1\.26 or newer, or set LAKEFS_BIN"):
-        build.go_toolchain(tmp_path / "bin", say=lambda _: None)
+        go_program.go_toolchain(tmp_path / "bin", LAKEFS, say=lambda _: None)
 
 
 def test_a_go_that_is_too_old_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,13 +145,13 @@ def test_a_go_that_is_too_old_is_not_used(tmp_path: Path, monkeypatch: pytest.Mo
     old.write_text("#!/bin/sh\necho go1.21.3\n")
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(build.sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(build.sys, "executable", "/bin/false")
+    monkeypatch.setattr(go_program.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(go_program.sys, "executable", "/bin/false")
     with pytest.raises(ServiceError, match="there is no Go"):
-        build.go_toolchain(tmp_path / "bin", say=lambda _: None)
+        go_program.go_toolchain(tmp_path / "bin", LAKEFS, say=lambda _: None)
 
 
 def test_the_version_is_the_one_the_module_requires(lakefs_server: LakefsServer) -> None:
-    assert build.module_version() == "1.84.0"
+    assert LAKEFS.version() == "1.84.0"
     address = json.loads((lakefs_server.folder / "address.json").read_text())
     assert lakefs_server.endpoint.endswith(f":{address['port']}")

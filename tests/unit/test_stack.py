@@ -35,6 +35,18 @@ def test_a_stack_is_found_again_by_private_files_and_forgotten_with_its_keys(tmp
         stack.load(tmp_path)
 
 
+def test_a_lakefs_that_somebody_else_runs_is_shown_as_such_and_not_waited_for(tmp_path: Path) -> None:
+    options = SglangOptions(model=tmp_path / "m", port=1, draft=tmp_path / "d")
+    env = {"TIDE_LAKEFS_ENDPOINT": "http://lakefs.example:8000", "PREFECT_API_URL": "http://b/api"}
+    stack.save(stack.Stack(tmp_path, env, options))
+    found = {part.name: part for part in local.status(tmp_path)}
+    assert (found["lakefs"].state, found["lakefs"].url) == ("external", "http://lakefs.example:8000")
+    assert found["prefect"].state == "stopped"
+    local.watch(tmp_path, poll_s=0.01)
+    stack.forget(tmp_path)
+    assert local.status(tmp_path)[0].state == "stopped"
+
+
 def test_the_admin_key_is_never_on_the_command_line(tmp_path: Path) -> None:
     options = SglangOptions(model=tmp_path, port=1, draft=tmp_path, admin_key="hidden")
     assert not any("hidden" in word for word in options.argv(tmp_path / "secrets.yaml"))

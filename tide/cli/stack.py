@@ -23,10 +23,14 @@ commands = typer.Typer()
 def up(
     home: Home = DEFAULT_HOME,
     service: Annotated[str, typer.Option(help="Name of the service; its repositories are named after it.")] = "smollm2",
+    lakefs: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Use the lakeFS that runs there; keys and namespace from TIDE_LAKEFS_*."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when everything is ready.")] = False,
 ) -> None:
     """Start lakeFS, Prefect, SGLang and the workers on free loopback ports, and wait until all are ready."""
-    wanted = local.Wanted(service=service)
+    wanted = local.Wanted(service=service, lakefs=lakefs)
     if detach:
         _welcome(local.up(home, wanted))
         return

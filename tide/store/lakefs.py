@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,8 +23,9 @@ from typing_extensions import override
 from tide.errors import AlreadyExists, Conflict, NotFound, NothingToCommit, StoreUnavailable
 from tide.files import sync_folder
 from tide.store.base import Change, Commit, ObjectInfo, Store
-from tide.store.lakefs_client import TIMEOUT, BodyStream, LakefsClient
+from tide.store.lakefs_client import TIMEOUT, LakefsClient
 from tide.store.lakefs_errors import Where, vendor_errors
+from tide.store.lakefs_upload import Uploader
 
 CHUNK = 1 << 20
 """Bytes moved at a time."""
@@ -54,6 +55,7 @@ class LakefsStore(Store):
     ) -> None:
         self._lakefs = LakefsClient(endpoint, access_key, secret_key, attempts, sleep)
         self._api, self._prefix = self._lakefs.api, namespace_prefix
+        self._uploads = Uploader(self._lakefs)
 
     # Repositories and branches
 
@@ -128,49 +130,34 @@ class LakefsStore(Store):
         self, repository: str, branch: str, path: str, source: Path | bytes, *, if_absent: bool = False
     ) -> ObjectInfo:
         where = Where("put", repository, branch, path)
-
-        def upload() -> int:
-            target = self._lakefs.object(repository, branch, path)
-            with (
-                io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as data,
-                target.writer("xb" if if_absent else "wb") as writer,
-            ):
-                shutil.copyfileobj(data, writer, CHUNK)
-                return int(writer.tell())
-
-        return ObjectInfo(path=path, size=self._lakefs.retry(where, upload))
+        return ObjectInfo(path=path, size=self._uploads.put(where, source, if_absent=if_absent))
 
     @override
-    @contextmanager
-    def open(self, repository: str, ref: str, path: str) -> Iterator[BinaryIO]:
-        where = Where("read", repository, ref, path)
-        with closing(self._lakefs.retry(where, lambda: self._lakefs.get(repository, ref, path))) as response:
-            yield io.BufferedReader(BodyStream(response, where), CHUNK)
+    def open(self, repository: str, ref: str, path: str) -> AbstractContextManager[BinaryIO]:
+        return self._stream(Where("read", repository, ref, path))
 
     @override
     def read(self, repository: str, ref: str, path: str) -> bytes:
-        def whole() -> bytes:
-            with closing(self._lakefs.get(repository, ref, path)) as response:
-                return response.read()
-
-        return self._lakefs.retry(Where("read", repository, ref, path), whole)
+        with self.open(repository, ref, path) as stream:
+            return stream.read()
 
     @override
     def download(self, repository: str, ref: str, path: str, destination: Path) -> None:
         temporary = destination.with_name(f".{destination.name}.part")
-
-        def fetch() -> None:
-            with closing(self._lakefs.get(repository, ref, path)) as response, temporary.open("wb") as file:
-                shutil.copyfileobj(response, file, CHUNK)
+        try:
+            with self._stream(Where("download", repository, ref, path)) as stream, temporary.open("wb") as file:
+                shutil.copyfileobj(stream, file, CHUNK)
                 file.flush()
                 os.fsync(file.fileno())
-
-        try:
-            self._lakefs.retry(Where("download", repository, ref, path), fetch)
             temporary.replace(destination)
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(destination.parent)
+
+    @contextmanager
+    def _stream(self, where: Where) -> Iterator[BinaryIO]:
+        with closing(io.BufferedReader(self._lakefs.stream(where), CHUNK)) as stream:
+            yield stream
 
     @override
     def list(self, repository: str, ref: str, prefix: str = "") -> Iterator[ObjectInfo]:

@@ -1,11 +1,13 @@
-"""What lakeFS and its SDK raise, turned into our errors with repository, ref and path; and which of it is retried.
+"""What lakeFS, its SDK and its block store answer, turned into our errors with repository, ref and path.
 
-Owns the reading of status codes and messages of lakeFS 1.8x. Knows nothing of the operations themselves.
+Owns the reading of status codes and messages of lakeFS 1.8x and of S3, and which of it is retried. Knows nothing of the
+operations themselves.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from lakefs.exceptions import LakeFSException, ObjectExistsException, ServerExce
 from pydantic.v1 import ValidationError
 
 from tide.errors import (
+    AddressRefused,
     AlreadyExists,
     Conflict,
     Gone,
@@ -71,7 +74,32 @@ def translate(error: BaseException, where: Where) -> StoreError:
     status, message = _status_and_message(error)
     if status is None:
         return StoreUnavailable(f"{where}: no answer from lakeFS ({message}); is it running, is the address right?")
-    return _kind(status, message, where)(f"{where}: {message.strip() or 'no message'} (HTTP {status})")
+    kind = _kind(status, message, where)
+    return kind(f"{where}: {message.strip() or 'no message'} (HTTP {status}){_next_step(kind, message)}")
+
+
+def refuse_block_store_errors(status: int, body: bytes, where: Where) -> None:
+    """Raise ours when a presigned request failed: what the block store says, in XML, and never the address itself.
+
+    Raises:
+        AddressRefused: it had expired, or was signed with keys that the store does not take.
+        Gone: it has no such bytes.
+        StoreUnavailable: another try may succeed.
+        StoreError: anything else.
+    """
+    if status < 300:
+        return
+    text = body[:4096].decode(errors="replace")
+    code, message = (_element(text, name) for name in ("Code", "Message"))
+    said = f"the block store said {' '.join(filter(None, (code, message))) or 'nothing more'} (HTTP {status})"
+    if status == 403 or code == "ExpiredToken":
+        next_step = "check lakeFS's keys for it, its pre_signed_expiry, and the clocks"
+        raise AddressRefused(f"{where}: a presigned address was refused, {said}: {next_step}")
+    if status == 404 and where.action != "put":
+        raise Gone(f"{where}: its bytes were deleted, {said}; nothing brings them back")
+    if status in (408, 429, 500, 502, 503, 504) or code == "RequestTimeout":
+        raise StoreUnavailable(f"{where}: {said}")
+    raise StoreError(f"{where}: {said}")
 
 
 def retrying(attempts: int, sleep: Callable[[float], None]) -> tenacity.Retrying:
@@ -85,6 +113,19 @@ def retrying(attempts: int, sleep: Callable[[float], None]) -> tenacity.Retrying
     )
 
 
+def _element(text: str, name: str) -> str:
+    found = re.search(rf"<{name}>(.*?)</{name}>", text, re.S)
+    return found[1].strip() if found else ""
+
+
+def _next_step(kind: type[StoreError], message: str) -> str:
+    if kind is StoreUnauthorized:
+        return "; check TIDE_LAKEFS_ACCESS_KEY and TIDE_LAKEFS_SECRET_KEY"
+    if kind is NotFound and "repository" in message.lower():
+        return "; `tide init` makes a service's repositories"
+    return ""
+
+
 def _status_and_message(error: BaseException) -> tuple[int | None, str]:
     if isinstance(error, ServerException):
         cause = error.__cause__
@@ -95,6 +136,9 @@ def _status_and_message(error: BaseException) -> tuple[int | None, str]:
     if isinstance(error, lakefs_sdk.ApiException):
         # Status 0 is the SDK's word for a failed TLS handshake.
         return error.status or None, _message(error.body) or str(error.reason or "")
+    if isinstance(error, urllib3.exceptions.MaxRetryError):
+        # Its own words have the whole address: a presigned one is a key to the object.
+        return None, str(error.reason)
     return None, str(error)
 
 
