@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from tasks.stage import stage
@@ -26,7 +27,7 @@ def roll_out(branch: str, digest: str, expected_generation: int) -> Promotion | 
             expected_generation=expected_generation,
         )
     except Conflict as error:
-        print(f"not promoted: {error}")
+        get_run_logger().warning("not promoted: %s", error)
         return None
     _record(promotion)
     return promotion
