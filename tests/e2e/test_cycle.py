@@ -12,6 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tide import keys
+from tide.attestation import check_attestation
+from tide.domain import Signed
+from tide.signing import TrustedKeys
+
 REPOSITORY = Path(__file__).parents[2]
 TIDE = Path(sys.executable).with_name("tide")
 
@@ -67,6 +72,19 @@ def test_all_three_arms_were_measured_and_no_ratio_is_claimed(told: tuple[Path, 
         assert all(rate > 0 for rate in arm["output_tokens_per_s"].values())
     assert report["ratios"] == {}
     assert "no ratios" in told[2]
+
+
+def test_each_draft_serves_by_an_attestation_signed_with_the_service_s_own_key(
+    told: tuple[Path, dict[str, Any], str],
+) -> None:
+    folder, report, _ = told
+    trusted = TrustedKeys([keys.read(folder / keys.FOLDER / keys.SIGNING).public])
+    for generation, cycle in enumerate(report["cycles"], start=1):
+        digest = cycle["candidate"]["digest"]
+        signed = Signed.model_validate_json((folder / "drafts" / f"{digest}.attestation.json").read_bytes())
+        found = check_attestation(signed, digest, trusted)
+        assert (found.kind, found.generation) == ("promotion", generation)
+        assert found.verdict is not None
 
 
 def test_the_picture_is_drawn_and_every_part_has_ended(told: tuple[Path, dict[str, Any], str]) -> None:
