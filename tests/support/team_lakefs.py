@@ -14,9 +14,7 @@ from infra.versitygw.server import S3Gateway
 from tests.support import compose
 from tests.support import postgres as postgresql
 
-KEYS = Credentials(
-    access_key="AKIATIDETEAM", secret_key="0a1b2c3d4e5f6a7b8c9d", encryption_key="0123456789abcdef" * 4
-)
+KEYS = Credentials(access_key="AKIATIDETEAM", secret_key="0a1b2c3d4e5f6a7b8c9d", encryption_key="0123456789abcdef" * 4)
 POSTGRES_PASSWORD = "0a1b2c3d4e5f"
 
 
