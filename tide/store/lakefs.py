@@ -21,7 +21,7 @@ import lakefs_sdk
 from typing_extensions import override
 
 from tide.errors import AlreadyExists, Conflict, NotFound, NothingToCommit, StoreUnavailable
-from tide.files import sync_folder
+from tide.files import sync_folder, temporary_beside
 from tide.store.base import Change, Commit, ObjectInfo, Store
 from tide.store.lakefs_client import TIMEOUT, BodyStream, LakefsClient
 from tide.store.lakefs_errors import Where, vendor_errors
@@ -157,7 +157,7 @@ class LakefsStore(Store):
 
     @override
     def download(self, repository: str, ref: str, path: str, destination: Path) -> None:
-        temporary = destination.with_name(f".{destination.name}.part")
+        temporary = temporary_beside(destination)
 
         def fetch() -> None:
             with closing(self._lakefs.get(repository, ref, path)) as response, temporary.open("wb") as file:
