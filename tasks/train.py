@@ -21,6 +21,7 @@ from tide.comparable import check_reproduced
 from tide.domain import DraftModel, DriftReport, EvalReport, Snapshot, Split, TrainingProgress
 from tide.draft_files import load_draft
 from tide.errors import NotFound, TrainingError
+from tide.files import whole_folder
 from tide.repositories import CANDIDATE
 from tide.trainer.base import Checkpoint, ProgressCallback, TrainingData, TrainingResult
 
@@ -162,8 +163,9 @@ def publish_candidate(
 def _tidy(checkpoint: Checkpoint, digest: str) -> None:
     """Keep the candidate in the local cache for its evaluation; the run's scratch folder goes."""
     kept = cache_folder("drafts") / digest
-    if not kept.exists():
-        shutil.copytree(checkpoint.draft, kept)
+    if not kept.exists():  # else an equal candidate has put it there, perhaps at this moment
+        with whole_folder(kept, replace=False) as folder:
+            shutil.copytree(checkpoint.draft, folder, dirs_exist_ok=True)
     runs = (wiring.settings().home / "train").absolute()
     for folder in checkpoint.draft.absolute().parents:
         if folder.parent == runs:

@@ -6,24 +6,36 @@ Owns defaults and their bounds. Knows nothing of adapters; wiring.py turns Setti
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tide.domain import Record, TrainingConfig
 from tide.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
-class CapturePolicy(Record):
+_SHOWN = 80
+"""Characters of a wrong value that an error shows."""
+
+
+class _Finite(Record):
+    """YAML knows .inf and .nan; JSON, which digests are taken of, does not."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class CapturePolicy(_Finite):
     """How logged states are cut into windows."""
 
     window_s: int = Field(default=300, ge=1)
     """Length of a harvest window, seconds; a shard belongs to the window of its close time."""
 
 
-class DriftPolicy(Record):
+class DriftPolicy(_Finite):
     """When the traffic has moved far enough."""
 
     min_requests: int = Field(default=50, ge=1)
@@ -47,7 +59,7 @@ class DriftPolicy(Record):
     """Training tokens since the incumbent was trained, over those it was trained on, that promise headroom."""
 
 
-class PromotionPolicy(Record):
+class PromotionPolicy(_Finite):
     """What a candidate must prove on the gate requests."""
 
     alpha: float = Field(default=0.04, gt=0, lt=0.5)
@@ -64,7 +76,7 @@ class PromotionPolicy(Record):
     seed: int = 0
 
 
-class Policy(Record):
+class Policy(_Finite):
     """Everything decisions depend on. Its digest stands in every verdict."""
 
     schema_version: Literal[1] = 1
@@ -88,13 +100,30 @@ class Policy(Record):
 
     @classmethod
     def load(cls, path: Path) -> Policy:
-        """Read a YAML policy file. Raises ConfigError naming the file and the field."""
+        """Read a YAML file of parameters; what it does not name has its default.
+
+        Raises:
+            ConfigError: it cannot be read; or names file, parameter, value and what is allowed.
+        """
         try:
-            return cls.model_validate(yaml.safe_load(path.read_text()) or {})
+            content = yaml.safe_load(path.read_bytes())
+            return cls.model_validate({} if content is None else content)
         except FileNotFoundError as error:
-            raise ConfigError(f"policy file {path} does not exist; `tide init` writes one") from error
-        except (yaml.YAMLError, ValidationError) as error:
-            raise ConfigError(f"policy file {path}: {error}") from error
+            raise ConfigError(f"{path} does not exist: restore it (an empty file stands for the defaults)") from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {'; '.join(map(_explain, error.errors()))}; correct it there") from error
+
+
+def _explain(error: ErrorDetails) -> str:
+    where = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return f"{where} is no parameter (tide/config.py has all of them)"
+    given = repr(error["input"])[:_SHOWN]
+    return f"{where} is {given}: {error['msg']}" if where else f"it holds {given}: expected names with values"
 
 
 class Settings(BaseSettings):
@@ -122,6 +151,9 @@ class Settings(BaseSettings):
     """Comma-separated Ed25519 public keys (64 hexadecimal digits) whose signatures count; `tide init` prints one."""
     signing_key_file: Path | None = None
     """Private key of the worker that evaluates and promotes; harvest and training workers never have it."""
+    openlineage_url: str = ""
+    """Where lineage events go, ``http://host:port`` or ``file:///path``; empty: nowhere. Extra ``openlineage``."""
+    openlineage_api_key: str = ""
     restart_command: str = ""
     """Command that restarts a replica when a hot swap cannot do: before the first draft.
 

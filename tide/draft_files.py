@@ -142,7 +142,7 @@ def write_draft(parent: Path, config: Mapping[str, Any], tensors: Mapping[str, t
     if folder.exists():
         load_draft(folder, expected=digest)
         return folder, digest
-    with whole_folder(folder) as temporary:
+    with whole_folder(folder, replace=False) as temporary:
         write_durably(temporary / CONFIG_FILE, json.dumps(dict(config), indent=1, sort_keys=True).encode())
         write_durably(temporary / WEIGHTS_FILE, data)
     return folder, digest

@@ -23,9 +23,10 @@ from tide.acceptance import baseline_without_draft
 from tide.config import Policy
 from tide.domain import EvalReport, Split, TrainingProgress, split_of
 from tide.errors import BadInputError, NotFound, TideError
-from tide.files import whole_folder, write_durably
+from tide.files import held, whole_folder, write_durably
 from tide.pinned import LOCK, Pinned
 from tide.shards import read_manifest
+from tide.store.base import Store
 from tide.trainer.base import TrainingData
 
 PARAMS = Path("params.yaml")
@@ -34,6 +35,7 @@ SHARDS, PARENT, DRAFT = ROOT / "shards", ROOT / "parent", ROOT / "draft"
 SPLIT, TRAINING = ROOT / "split.json", ROOT / "training.json"
 METRICS, SLICES, REPORT = ROOT / "metrics.json", ROOT / "slices.csv", ROOT / "report.md"
 REPORTS = ROOT / "reports"
+LOCK_FILE = ROOT / "stage.lock"
 
 
 def fetch() -> None:
@@ -65,7 +67,16 @@ def fetch() -> None:
             snapshots.fetch_held_out(*where, folder / split.value, split=split, requests=requests)
     with whole_folder(PARENT) as folder:
         if pinned.parent:
-            rollout.install_draft(store, pinned.drafts_repository, "main", pinned.parent, folder)
+            _fetch_parent(store, pinned.drafts_repository, pinned.parent, folder)
+
+
+def _fetch_parent(store: Store, repository: str, digest: str, folder: Path) -> None:
+    try:
+        rollout.install_draft(store, repository, "main", digest, folder)
+    except NotFound as error:
+        raise NotFound(
+            f"{LOCK} pins a parent draft that this store does not have: {error}; pin again with `tide snapshot pin REF`"
+        ) from error
 
 
 def split() -> None:
@@ -202,11 +213,16 @@ STAGES: dict[str, Callable[[], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one stage; a TIDE error is one line and exit 1."""
+    """Run one stage; a TIDE error is one line and exit 1.
+
+    Stages of one checkout share its files: they wait for each other. ``dvc exp run --temp`` gives each a folder.
+    """
     parser = argparse.ArgumentParser(prog="python -m tide.experiment", description=__doc__.partition("\n")[0])
     parser.add_argument("stage", choices=STAGES)
+    stage = STAGES[parser.parse_args(arguments).stage]
     try:
-        STAGES[parser.parse_args(arguments).stage]()
+        with held(LOCK_FILE, lambda by: print(f"waiting for process {by}, which runs a stage here", flush=True)):
+            stage()
     except TideError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

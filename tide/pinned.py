@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from tide import rollout, snapshots
 from tide.domain import Digest, Value
@@ -31,15 +31,27 @@ class Pinned(Value):
     parent: Digest | None = None
     """Draft in serving when this was pinned; None: from scratch."""
 
+    @model_validator(mode="after")
+    def _parent_has_a_repository(self) -> Self:
+        if self.parent and not self.drafts_repository:
+            raise ValueError("a parent without a drafts_repository to find it in")
+        return self
+
     @classmethod
     def load(cls, path: Path = LOCK) -> Self:
-        """Read the lock. Raises ConfigError that says how to make one."""
+        """Read the lock. Raises ConfigError that names what is wrong and says how to make one."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError as error:
             raise ConfigError(f"{path} does not exist: pin a states commit with `tide snapshot pin main`") from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
         except ValidationError as error:
-            raise ConfigError(f"{path} pins no states commit: pin one with `tide snapshot pin main`") from error
+            first = error.errors()[0]
+            what = ".".join(map(str, first["loc"])) or "content"
+            raise ConfigError(
+                f"{path} pins no states commit ({what}: {first['msg']}): pin one with `tide snapshot pin main`"
+            ) from error
 
 
 def pin(store: Store, states: str, drafts: str, ref: str, path: Path = LOCK) -> Pinned:

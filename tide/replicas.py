@@ -29,7 +29,7 @@ def install_draft(store: Store, repository: str, ref: str, digest: str, draft_di
     folder = draft_dir / digest
     if folder.exists():
         return folder
-    with whole_folder(folder) as temporary:
+    with whole_folder(folder, replace=False) as temporary:
         for name in DRAFT_FILES:
             store.download(repository, ref, f"{draft_prefix(digest)}{name}", temporary / name)
     return folder

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import time
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from tide import keys
 from tide.attestation import Authority
@@ -22,6 +23,9 @@ from tide.signing import SigningKey, TrustedKeys
 from tide.store.base import Store
 from tide.trainer.base import Trainer
 
+if TYPE_CHECKING:
+    from tide.openlineage import OpenLineage
+
 RESTART_TIMEOUT_S = 300.0
 
 
@@ -32,11 +36,27 @@ def settings() -> Settings:
 
 
 def store(config: Settings) -> Store:
-    """lakeFS at the configured endpoint."""
+    """lakeFS at the configured endpoint; what is committed goes to the OpenLineage receiver too, when there is one."""
     from tide.store.lakefs import LakefsStore
+    from tide.store.telling import telling
 
-    return LakefsStore(
+    lakefs = LakefsStore(
         config.lakefs_endpoint, config.lakefs_access_key, config.lakefs_secret_key, config.lakefs_namespace
+    )
+    return telling(lakefs, openlineage(config).committed) if config.openlineage_url else lakefs
+
+
+@lru_cache
+def openlineage(config: Settings) -> OpenLineage:
+    """One a process, so that a receiver that is down is waited for and warned of once."""
+    from tide.openlineage import OpenLineage
+
+    return OpenLineage(
+        config.openlineage_url,
+        store=config.lakefs_endpoint,
+        service=config.service,
+        states_repository=config.states_repository,
+        api_key=config.openlineage_api_key,
     )
 
 

@@ -1,4 +1,4 @@
-"""What every store promises, run on the in-memory fake and on a real lakeFS server."""
+"""What every store promises, run on the in-memory fake, bare and with a listener, and on a real lakeFS server."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tide.errors import (
 )
 from tide.store.base import Store
 from tide.store.lakefs import LakefsStore
+from tide.store.telling import telling
 
 _NUMBER = itertools.count()
 
@@ -41,14 +42,14 @@ class Subject:
     lose_bytes: Callable[[str, str], None]
 
 
-@pytest.fixture(params=["memory", "lakefs", "team lakefs"])
+@pytest.fixture(params=["memory", "telling", "lakefs", "team lakefs"])
 def subject(request: pytest.FixtureRequest) -> Subject:
     repository = f"contract-{next(_NUMBER)}"
-    if request.param == "memory":
+    if request.param in ("memory", "telling"):
         memory = MemoryStore()
         memory.create_repository(repository)
         return Subject(
-            memory,
+            memory if request.param == "memory" else telling(memory, lambda *_: None),
             repository,
             lambda branch: memory.protect(repository, branch),
             lambda ref, path: memory.lose_bytes(repository, ref, path),
@@ -360,6 +361,18 @@ def test_a_download_of_what_is_missing_leaves_no_file(store: Store, repo: str, t
     with pytest.raises(NotFound, match="no-such-path"):
         store.download(repo, "main", "no-such-path", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_downloads_of_one_object_to_one_place_at_once_all_end_with_the_whole_file(
+    store: Store, repo: str, tmp_path: Path
+) -> None:
+    content = os.urandom(1 << 20)
+    store.put(repo, "main", "shared", content)
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(store.download, repo, "main", "shared", tmp_path / "out") for _ in range(24)]:
+            done.result()
+    assert (tmp_path / "out").read_bytes() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_names_with_a_slash_are_refused(store: Store, repo: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,14 +15,14 @@ from tests.support.tiny import request_info
 from tests.support.tiny_target import tiny_target, tiny_target_states
 from tide import candidates
 from tide.config import Policy
-from tide.domain import DraftModel, Split, TrainingConfig
+from tide.domain import DraftModel, Split, TrainingConfig, TrainingProgress
 from tide.draft_files import load_draft
 from tide.errors import BadInputError, NotFound
 from tide.reproduce import Reproduction, reproduce
 from tide.rollout import draft_prefix
 from tide.shards import write_shard
 from tide.target_files import bundle_contract
-from tide.trainer.base import TrainingData
+from tide.trainer.base import ProgressCallback, TrainingData
 from tide.trainer.run_config import Hardware
 from tide.trainer.specforge import SpecForgeTrainer
 
@@ -42,7 +44,7 @@ class Made:
     trainer: SpecForgeTrainer
     draft: DraftModel
 
-    def again(self, digest: str | None = None) -> Reproduction:
+    def again(self, digest: str | None = None, on_progress: ProgressCallback = lambda _: None) -> Reproduction:
         return reproduce(
             self.store,
             DRAFTS,
@@ -50,7 +52,7 @@ class Made:
             trainer=self.trainer,
             bundle=self.bundle,
             scratch=self.root / "scratch",
-            on_progress=lambda _: None,
+            on_progress=on_progress,
         )
 
 
@@ -98,6 +100,24 @@ def test_the_same_lineage_gives_the_same_weights(made: Made) -> None:
     found = made.again()
     assert (found.same, found.made, found.differences) == (True, made.draft.digest, ())
     assert list((made.root / "scratch").iterdir()) == [], "nothing is left behind"
+
+
+def test_two_reproductions_at_once_do_not_meet(made: Made) -> None:
+    """Each has its own folder, caches and rendezvous; what one leaves or removes, the other never had."""
+    together = threading.Barrier(2, timeout=300)
+    seen: list[list[str]] = []
+
+    def wait_for_the_other(progress: TrainingProgress) -> None:
+        if progress.step == 1:
+            seen.append([folder.name for folder in (made.root / "scratch").iterdir()])
+            together.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(made.again, on_progress=wait_for_the_other) for _ in range(2)]
+        found = [run.result() for run in runs]
+    assert [len(names) for names in seen] == [2, 2], "they did not run at the same time, so that this shows nothing"
+    assert [(f.same, f.differences) for f in found] == [(True, ())] * 2
+    assert list((made.root / "scratch").iterdir()) == []
 
 
 def test_what_differs_is_named_and_the_rest_is_not(made: Made) -> None:

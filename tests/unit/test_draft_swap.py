@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from tide.errors import ConfigError, DraftError, TideError
 from tide.sglang_plugin import swap as hooks
 from tide.sglang_plugin.drafts import DraftShelf
 from tide.sglang_plugin.served import ServedDraft
+from tide.sglang_plugin.settings import PluginSettings
 from tide.sglang_plugin.weights import LiveDraft, changed, fingerprint
 
 TARGET = TargetContract(
@@ -316,6 +318,20 @@ def test_an_untrained_first_draft_counts_as_none(tmp_path: Path) -> None:
     second = rig.publish(rig.folder, seed=2)
     assert rig.served.swap(second)["before"] == "none"
     assert rig.served.swap(rig.first)["after"] == "none"
+
+
+@pytest.mark.parametrize(("value", "untrained"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_whether_the_first_draft_counts_is_a_setting_like_any_other(
+    value: str, untrained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = SimpleNamespace(BEFORE="before", AFTER="after", AROUND="around")
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", SimpleNamespace(HookType=kinds))
+    monkeypatch.setattr(hooks, "_served", ServedDraft(DraftShelf(None)))
+    settings = PluginSettings.from_environment({"TIDE_DRAFT_DIR": str(tmp_path), "TIDE_DRAFT_UNTRAINED": value})
+    registered: list[str] = []
+    hooks.install(SimpleNamespace(register=lambda name, *_: registered.append(name)), settings)
+    assert registered == list(hooks.HOOKED)
+    assert hooks._served.untrained is untrained
 
 
 def test_a_foreign_update_makes_the_draft_unknown_until_the_next_swap(rig: Rig) -> None:

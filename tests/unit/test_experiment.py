@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,13 +89,39 @@ def test_a_lock_of_a_commit_that_is_not_in_the_store_says_how_to_pin_one() -> No
         experiment.fetch()
 
 
-@pytest.mark.parametrize("content", [None, "{}", "not json", '{"repository": "", "commit": "", "digest": ""}'])
-def test_a_missing_or_empty_lock_says_how_to_make_one(tmp_path: Path, content: str | None) -> None:
+_PINNED = {"repository": "svc-states", "commit": "c", "digest": "d" * 64}
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (None, "does not exist"),
+        ("{}", "repository: Field required"),
+        ("not json", "content: Invalid JSON"),
+        ("\xff", "content: Invalid JSON"),
+        (json.dumps(_PINNED | {"commit": ""}), "commit: String should have at least 1"),
+        (json.dumps(_PINNED | {"digest": "d" * 63}), "digest: String should match"),
+        (json.dumps(_PINNED | {"comit": "c"}), "comit: Extra inputs"),
+        (json.dumps(_PINNED | {"parent": "e" * 64}), "parent without a drafts_repository"),
+    ],
+)
+def test_a_missing_or_wrong_lock_names_what_is_wrong_and_how_to_make_one(
+    tmp_path: Path, content: str | None, what: str
+) -> None:
     path = tmp_path / "lock.json"
     if content is not None:
-        path.write_text(content)
-    with pytest.raises(ConfigError, match="tide snapshot pin main"):
+        path.write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigError, match=f"lock.json.*{what}.*tide snapshot pin main"):
         pinned.Pinned.load(path)
+
+
+def test_a_lock_whose_parent_is_not_in_the_store_is_refused_and_leaves_no_parent(store: MemoryStore) -> None:
+    store.create_repository(DRAFTS)
+    lock = pinned.Pinned.load().model_copy(update={"drafts_repository": DRAFTS, "parent": "e" * 64})
+    pinned.LOCK.write_text(lock.to_json())
+    with pytest.raises(NotFound, match=r"parent draft.*e{64}.*tide snapshot pin"):
+        experiment.fetch()
+    assert not experiment.PARENT.exists()
 
 
 @pytest.mark.usefixtures("store")
@@ -124,10 +153,67 @@ def test_a_stage_that_fails_is_one_line_and_exit_1(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("store")
-def test_parameters_out_of_range_name_the_field(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("params.yaml").write_text("train: {learning_rate: 7}\n")
+def test_two_stages_in_one_checkout_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside, most = [], []
+
+    def stage() -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+
+    monkeypatch.setitem(experiment.STAGES, "train", stage)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: experiment.main(["train"]), range(4))) == [0, 0, 0, 0]
+    assert most == [1, 1, 1, 1]
+    assert f"waiting for process {os.getpid()}" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("train: {learning_rate: 7}", "train.learning_rate is 7: Input should be less than 1"),
+        ("train: {learning_rate: -.inf}", "train.learning_rate is -inf"),
+        ("promotion: {min_gain: .inf}", "promotion.min_gain is inf: Input should be a finite number"),
+        ("promotion: {min_gain: .nan}", "promotion.min_gain is nan"),
+        ("replay_fraction: 1", "replay_fraction is 1: Input should be less than 1"),
+        ("draft_steps: three", "draft_steps is 'three': Input should be a valid integer"),
+        ("train: {epochs: 2.5}", "train.epochs is 2.5: Input should be a valid integer"),
+        ("train: [1, 2]", "train is [1, 2]: Input should be a valid dictionary"),
+        ("train: {lerning_rate: 0.1}", "train.lerning_rate is no parameter"),
+        ("trian: {}", "trian is no parameter"),
+        ("- train", "it holds ['train']"),
+        ("0", "it holds 0"),
+        ("train: {", "is no YAML"),
+        ("\x00", "is no YAML"),
+        (
+            "train: {epochs: 0, batch_size: 0}",
+            "train.epochs is 0: Input should be greater than or equal to 1; train.batch",
+        ),
+        (None, "does not exist: restore it"),
+    ],
+)
+def test_wrong_parameters_name_the_file_the_parameter_and_what_is_allowed(
+    content: str | None, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is None:
+        Path("params.yaml").unlink()
+    else:
+        Path("params.yaml").write_text(content)
     assert experiment.main(["fetch"]) == 1
-    assert "train.learning_rate" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("error: params.yaml")
+    assert what in said
+    assert not experiment.SHARDS.exists()
+
+
+@pytest.mark.usefixtures("store")
+def test_an_empty_file_of_parameters_stands_for_the_defaults() -> None:
+    Path("params.yaml").write_text("# nothing differs\n")
+    assert Policy.load(Path("params.yaml")) == Policy()
 
 
 def test_dvc_knows_every_stage_every_parameter_it_reads_and_caches_nothing_large() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from tide.files import whole_folder, write_durably
+from tide.files import held, whole_folder, write_durably
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -50,12 +52,60 @@ def test_a_folder_whose_filling_fails_leaves_the_old_one_as_it_was(tmp_path: Pat
     assert list(tmp_path.iterdir()) == [destination]
 
 
-def test_what_a_killed_process_of_the_same_id_left_behind_is_not_taken_over(tmp_path: Path) -> None:
+def test_writers_of_one_folder_at_once_do_not_share_what_they_write(tmp_path: Path) -> None:
     destination = tmp_path / "draft"
-    with whole_folder(destination) as folder:
-        left = folder
-    left.mkdir()
-    (left / "torn").write_text("")
-    with whole_folder(destination) as folder:
-        (folder / "weights").write_text("new")
-    assert [item.name for item in destination.iterdir()] == ["weights"]
+    with whole_folder(destination) as first:
+        (first / "first").touch()
+        with whole_folder(destination) as second:
+            (second / "second").touch()
+        assert [item.name for item in destination.iterdir()] == ["second"]
+    assert [item.name for item in destination.iterdir()] == ["first"]
+
+
+def test_a_folder_named_by_its_content_stays_as_it_is_under_a_reader(tmp_path: Path) -> None:
+    destination = tmp_path / "draft"
+    with whole_folder(destination, replace=False) as slower:
+        (slower / "weights").write_text("the same")
+        with whole_folder(destination, replace=False) as faster:
+            (faster / "weights").write_text("the same")
+        reader = (destination / "weights").open()
+        published = (destination / "weights").stat().st_ino
+    assert (destination / "weights").stat().st_ino == published
+    assert reader.read() == "the same"
+    reader.close()
+    assert list(tmp_path.iterdir()) == [destination]
+
+
+def test_a_folder_that_cannot_be_published_is_an_error_and_not_taken_for_another_s_work(tmp_path: Path) -> None:
+    (tmp_path / "draft").write_text("a file in the way")
+    with pytest.raises(NotADirectoryError), whole_folder(tmp_path / "draft", replace=False) as folder:
+        (folder / "weights").touch()
+    assert [item.name for item in tmp_path.iterdir()] == ["draft"]
+
+
+def test_a_lock_is_waited_for_and_names_its_holder(tmp_path: Path) -> None:
+    lock, order, waiting = tmp_path / "made" / "lock", list[str](), threading.Event()
+
+    def second() -> None:
+        def told(holder: str) -> None:
+            order.append(f"waits for {holder}")
+            waiting.set()
+
+        with held(lock, told):
+            order.append("second")
+
+    with held(lock, order.append):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waiting.wait(10)
+        order.append("first")
+    thread.join(10)
+    assert order == [f"waits for {os.getpid()}", "first", "second"]
+
+
+def test_a_lock_is_free_again_after_its_holder_failed(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), held(tmp_path / "lock", print):
+        raise ZeroDivisionError
+    told: list[str] = []
+    with held(tmp_path / "lock", told.append):
+        assert told == []

@@ -1,6 +1,7 @@
 """The engine port over HTTP, for an SGLang server with the tide plugin inside.
 
-Owns routes, bodies, timeouts and the translation of failures. Knows nothing of verdicts, rollouts or draft files.
+Owns routes, bodies, timeouts and the translation of failures; what an answer means is in ``sglang_answers``. Knows
+nothing of verdicts, rollouts or draft files.
 
 Answers come by ``/v1/chat/completions``: it takes messages, so that the chat template is the server's business and its
 version, and with ``return_meta_info`` it returns the same counters as ``/generate``, which would need a tokenizer here.
@@ -14,10 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
-from pydantic import ValidationError
 
-from tide.domain import DraftContract, TargetContract
 from tide.engine.base import Engine, EngineFacts, Generation, SwapResult
+from tide.engine.sglang_answers import read_facts, read_generation, read_reason
 from tide.errors import EngineError, EngineUnavailable, SwapRefused
 
 CONTINUE_ATTEMPTS = 5
@@ -82,20 +82,7 @@ class SglangEngine(Engine):
             EngineError: no plugin in this server, or one of another version.
         """
         info, tide = self._server_info()
-        contract, target = tide.get("draft_contract"), tide.get("target")
-        try:
-            return EngineFacts(
-                engine=f"sglang {info.get('version', 'unknown')}",
-                target=None if target is None else TargetContract.model_validate(target),
-                draft=tide["draft"],
-                draft_contract=None if contract is None else DraftContract.model_validate(contract),
-                speculative_steps=info.get("speculative_num_steps") or 0,
-                speculative_topk=info.get("speculative_eagle_topk") or 0,
-                draft_tokens=info.get("speculative_num_draft_tokens") or 0,
-                capture=tide.get("capture") or {},
-            )
-        except (KeyError, ValidationError) as error:
-            raise EngineError(f"{self.name}: the plugin's state is not of this version of tide: {error}") from error
+        return read_facts(self.name, info, tide)
 
     def generate(
         self,
@@ -126,7 +113,7 @@ class SglangEngine(Engine):
             body["rid"] = request
         started = time.perf_counter()
         answer = self._call("POST", "/v1/chat/completions", body, timeout=self._generate_timeout).json()
-        return _generation(answer, time.perf_counter() - started)
+        return read_generation(answer, time.perf_counter() - started)
 
     def active_draft(self) -> str:
         """Digest of the draft in serving, or ``none``."""
@@ -210,50 +197,11 @@ class SglangEngine(Engine):
         except httpx.TransportError as error:
             raise EngineUnavailable(f"{self.name}: {method} {path}: {type(error).__name__}: {error}") from error
         if response.status_code in _UNAVAILABLE:
-            raise EngineUnavailable(f"{self.name}: {method} {path}: {response.status_code} {_reason(response)}")
+            raise EngineUnavailable(f"{self.name}: {method} {path}: {response.status_code} {read_reason(response)}")
         if response.status_code in (401, 403):
             raise _KeyRefused(
                 f"{self.name}: {path}: the admin key was refused; it must be the engine's --admin-api-key"
             )
         if not response.is_success:
-            raise refused(f"{self.name}: {path}: {response.status_code} {_reason(response)}")
+            raise refused(f"{self.name}: {path}: {response.status_code} {read_reason(response)}")
         return response
-
-
-def _reason(response: httpx.Response) -> str:
-    """What the server says is wrong, wherever it says it."""
-    try:
-        answer = response.json()
-    except ValueError:
-        return response.text[:500]
-    if not isinstance(answer, dict):
-        return str(answer)[:500]
-    nested = answer.get("error")
-    message = answer.get("message") or (nested.get("message") if isinstance(nested, dict) else nested)
-    return str(message or answer)[:2000]
-
-
-def _generation(answer: dict[str, Any], latency_s: float) -> Generation:
-    try:
-        choice = answer["choices"][0]
-        meta = choice["meta_info"]
-        return Generation(
-            request=meta["id"],
-            text=choice["message"].get("content") or "",
-            output_ids=_output_ids(answer),
-            prompt_tokens=meta["prompt_tokens"],
-            completion_tokens=meta["completion_tokens"],
-            cached_tokens=meta.get("cached_tokens") or 0,
-            verify_steps=meta.get("spec_verify_ct"),
-            proposed=meta.get("spec_num_proposed_drafts"),
-            accepted=meta.get("spec_num_correct_drafts"),
-            finish_reason=choice.get("finish_reason") or "",
-            latency_s=latency_s,
-        )
-    except (KeyError, IndexError, TypeError, ValidationError) as error:
-        raise EngineError(f"an answer without meta_info: is this SGLang? ({error!r})") from error
-
-
-def _output_ids(answer: dict[str, Any]) -> tuple[int, ...]:
-    ids = (answer.get("sglext") or {}).get("output_ids") or []
-    return tuple(ids[0] if ids and isinstance(ids[0], list) else ids)

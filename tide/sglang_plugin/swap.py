@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,9 +88,8 @@ def install(registry: Any, settings: PluginSettings) -> None:
     global _served  # noqa: PLW0603  one engine a process: its plugin has exactly one served draft
     from sglang.srt.plugins.hook_registry import HookType
 
-    untrained = os.environ.get("TIDE_DRAFT_UNTRAINED") == "1"
     trusted = TrustedKeys.parse(settings.public_keys) if settings.public_keys else None
-    _served = ServedDraft(DraftShelf(settings.draft_dir, trusted), untrained=untrained)
+    _served = ServedDraft(DraftShelf(settings.draft_dir, trusted), untrained=settings.draft_untrained)
     check, adopt, disk, *foreign, path = HOOKED
     registry.register(check, check_start, HookType.BEFORE)
     registry.register(adopt, adopt_start, HookType.AFTER)

@@ -21,7 +21,7 @@ import lakefs_sdk
 from typing_extensions import override
 
 from tide.errors import AlreadyExists, Conflict, NotFound, NothingToCommit, StoreUnavailable
-from tide.files import sync_folder
+from tide.files import sync_folder, temporary_beside
 from tide.store.base import Change, Commit, ObjectInfo, Store
 from tide.store.lakefs_client import TIMEOUT, LakefsClient
 from tide.store.lakefs_errors import Where, vendor_errors
@@ -143,7 +143,7 @@ class LakefsStore(Store):
 
     @override
     def download(self, repository: str, ref: str, path: str, destination: Path) -> None:
-        temporary = destination.with_name(f".{destination.name}.part")
+        temporary = temporary_beside(destination)
         try:
             with self._stream(Where("download", repository, ref, path)) as stream, temporary.open("wb") as file:
                 shutil.copyfileobj(stream, file, CHUNK)
