@@ -125,6 +125,7 @@ class Start:
             "TIDE_LAKEFS_ENDPOINT": lakefs.endpoint,
             "TIDE_LAKEFS_ACCESS_KEY": lakefs.credentials.access_key,
             "TIDE_LAKEFS_SECRET_KEY": lakefs.credentials.secret_key,
+            "TIDE_LAKEFS_BLOCKS": str(lakefs.blocks),
             "TIDE_REPLICAS": f"{REPLICA}={engine.url}",
             "TIDE_ADMIN_KEY": engine.admin_key,
             "TIDE_SPOOL": str(engine.spool),

@@ -31,9 +31,17 @@ def settings() -> Settings:
 def store(config: Settings) -> Store:
     """lakeFS at the configured endpoint."""
     from tide.store.lakefs import LakefsStore
+    from tide.store.lakefs_erase import BlockAccess
 
+    blocks = BlockAccess(
+        config.lakefs_blocks, config.s3_endpoint, config.s3_access_key, config.s3_secret_key, config.s3_region
+    )
     return LakefsStore(
-        config.lakefs_endpoint, config.lakefs_access_key, config.lakefs_secret_key, config.lakefs_namespace
+        config.lakefs_endpoint,
+        config.lakefs_access_key,
+        config.lakefs_secret_key,
+        config.lakefs_namespace,
+        blocks=blocks,
     )
 
 
