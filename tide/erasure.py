@@ -182,9 +182,7 @@ class Eraser:
         for item in sorted(erasure.objects, key=lambda o: _ORDER[o.kind]):
             self.store.erase_bytes(erasure.repository, item.address)
         self._verify(erasure.repository, erasure.objects)
-        done = ErasureDone(
-            erasure=erasure.digest(), id=erasure.id, objects=len(erasure.objects), at=self.clock()
-        )
+        done = ErasureDone(erasure=erasure.digest(), id=erasure.id, objects=len(erasure.objects), at=self.clock())
         ledger.append(self.store, self.drafts, ledger.ERASED, done, at=done.at)
 
     def _verify(self, repository: str, objects: Sequence[ErasedObject]) -> None:

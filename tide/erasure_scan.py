@@ -35,9 +35,7 @@ class Subjects(Record):
     def id(self) -> str:
         """Name of this set, whatever the order it was given in."""
         sets = {name: sorted(set(getattr(self, name))) for name in ("conversations", "requests")}
-        return Subjects(
-            conversations=tuple(sets["conversations"]), requests=tuple(sets["requests"])
-        ).digest()[:12]
+        return Subjects(conversations=tuple(sets["conversations"]), requests=tuple(sets["requests"])).digest()[:12]
 
     def name(self, request: str, conversation: str | None) -> bool:
         """True when a row of this request and conversation is meant."""
@@ -129,9 +127,7 @@ class _Step:
         self.introduced = sorted(new)
 
 
-def _trees(
-    steps: Mapping[str, _Step], found: Mapping[tuple[str, str], Holding]
-) -> dict[str, dict[str, Holding]]:
+def _trees(steps: Mapping[str, _Step], found: Mapping[tuple[str, str], Holding]) -> dict[str, dict[str, Holding]]:
     """Of every commit, oldest first: the holdings in its tree by path."""
     trees: dict[str, dict[str, Holding]] = {}
     for id, step in steps.items():

@@ -110,7 +110,8 @@ def mermaid(origin: Origin) -> str:
         lines.append(f'  {name}["draft {node.draft[:12]}<br/>{label}"]')
         if node.states and "@" in node.states:
             repository, _, commit = node.states.partition("@")
-            lines.append(f'  s{commit[:12]}[("{repository}@{commit[:12]}<br/>{len(node.windows)} windows{_lost(node)}")] --> {name}')
+            what = f"{repository}@{commit[:12]}<br/>{len(node.windows)} windows{_lost(node)}"
+            lines.append(f'  s{commit[:12]}[("{what}")] --> {name}')
         if node.parent is None:
             return "\n".join(lines)
         lines.append(f"  d{node.parent.draft[:12]} -->|warm start| {name}")

@@ -99,7 +99,10 @@ def _shards(spool: Path) -> Iterator[tuple[Path, Shard]]:
 def _segments(spool: Path) -> Iterator[tuple[Path, RequestSegment]]:
     for path in sorted((spool / spools.REQUESTS).glob("[!.]*.json")):
         if path.with_suffix(".parquet").exists():
-            yield path.with_suffix(".parquet"), requests.read_segment(path)
+            try:
+                yield path.with_suffix(".parquet"), requests.read_segment(path)
+            except BadInputError as error:
+                raise BadInputError(f"{error}; run the harvest, which quarantines it, and erase again") from error
 
 
 def _parse_shard(path: Path) -> Shard | None:

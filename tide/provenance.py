@@ -1,6 +1,7 @@
 """Reads history and lineage out of the repositories: the logs that `tide.history` makes views of.
 
-Works over the Store port: two logs and the ledger's erasures, whatever the number of windows and drafts. Knows nothing of how a view looks.
+Works over the Store port: two logs and the ledger's erasures, whatever the number of windows and drafts. Knows nothing
+of how a view looks.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,8 +53,7 @@ class MemoryStore(Store):
 
     def __init__(self) -> None:
         self._repositories: dict[str, _Repository] = {}
-        self._clock = itertools.count(1_800_000_000)
-        self._addresses = itertools.count()
+        self._ticks = 1_800_000_000
 
     def lose_bytes(self, repository: str, ref: str, path: str) -> None:
         """Delete an object's bytes from under its name."""
@@ -116,7 +114,7 @@ class MemoryStore(Store):
         data = source if isinstance(source, bytes) else source.read_bytes()
         if if_absent and path in self._tree(repository, branch):
             raise AlreadyExists(f"put: repository {repository}, ref {branch}, path {path}: it exists")
-        address = f"memory://{repository}/{next(self._addresses)}"
+        address = f"memory://{repository}/{self._tick()}"
         self._repository(repository).blocks[address] = data
         found.staged[path] = _Entry(hashlib.sha256(data).hexdigest(), len(data), address)
         return ObjectInfo(path=path, size=len(data))
@@ -240,6 +238,11 @@ class MemoryStore(Store):
     def expires_after(self, repository: str) -> int | None:
         return self._repository(repository).expires_after
 
+    def _tick(self) -> int:
+        """A number that was never given before, later ones higher."""
+        self._ticks += 1
+        return self._ticks
+
     def _repository(self, repository: str) -> _Repository:
         if repository not in self._repositories:
             raise NotFound(f"repository {repository}: not found")
@@ -279,7 +282,7 @@ class MemoryStore(Store):
     def _commit(
         self, repository: _Repository, tree: Tree, message: str, metadata: Mapping[str, str], parents: tuple[str, ...]
     ) -> Commit:
-        at = next(self._clock)
+        at = self._tick()
         id = hashlib.sha256(f"{at}{message}{parents}".encode()).hexdigest()
         made = Commit(id=id, message=message, metadata=dict(metadata), parents=parents, created_at=float(at))
         repository.commits[id], repository.trees[id] = made, dict(tree)

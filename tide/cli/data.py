@@ -97,14 +97,14 @@ def _subjects(named: list[Named], config: Settings, *, hashed: bool) -> Subjects
     if hashed:
         for given in (*conversations, *requests):
             if not _HASH.match(given):
-                raise BadInputError(f"{given!r} is no hash: lower-case hexadecimal digits, as the request table has them")
+                raise BadInputError(
+                    f"{given!r} is no hash: lower-case hexadecimal digits, as the request table has them"
+                )
         return Subjects(conversations=tuple(sorted(set(conversations))), requests=tuple(sorted(set(requests))))
     key = _hash_key(config)
     # A conversation is known by the name that its client gave or by its session: the id may be either.
     both = {name(key, c) for c in conversations for name in (conversation_hash, session_hash)}
-    return Subjects(
-        conversations=tuple(sorted(both)), requests=tuple(sorted({request_hash(key, r) for r in requests}))
-    )
+    return Subjects(conversations=tuple(sorted(both)), requests=tuple(sorted({request_hash(key, r) for r in requests})))
 
 
 def _hash_key(config: Settings) -> bytes:

@@ -298,9 +298,7 @@ class LakefsStore(Store):
 
     def _namespace(self, repository: str) -> str:
         where = Where("open repository", repository)
-        return str(
-            self._lakefs.call(where, self._api.repositories_api.get_repository, repository).storage_namespace
-        )
+        return str(self._lakefs.call(where, self._api.repositories_api.get_repository, repository).storage_namespace)
 
     # How calls are made
 

@@ -67,7 +67,8 @@ class BlockAccess:
 
 def _foreign(namespace: str, address: str) -> StoreError:
     return StoreError(
-        f"{address} is not under the repository's namespace {namespace}: it was imported, and whoever keeps it deletes it"
+        f"{address} is not under the repository's namespace {namespace}: it was imported, "
+        "and whoever keeps it there has to delete it"
     )
 
 
