@@ -8,19 +8,24 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fakes.crashing_store import Crash, CrashPoint, crashing
 from tests.fakes.memory_store import MemoryStore
 from tests.support.erasing import DRAFT, NOW, SEED, SUBJECTS, add_late, eraser, filled, harvest, leaks
-from tests.support.spooled import START, WINDOW_S, add_segment, add_shard, truncate
-from tide import ledger, provenance, snapshots, spool
-from tide.domain import Erasure, ErasureDone, LineageRecord, WindowManifest
+from tests.support.spooled import START, TARGET, WINDOW_S, add_segment, add_shard, truncate
+from tests.support.tiny import tiny_draft
+from tide import candidates, ledger, provenance, snapshots, spool
+from tide.config import Policy
+from tide.domain import DraftModel, Erasure, ErasureDone, LineageRecord, WindowManifest
+from tide.draft_files import load_draft
 from tide.erasure import ErasureResult
 from tide.erasure_scan import Subjects, scan
 from tide.errors import BadInputError, ConfigError, Conflict, Gone, NotFound, SpoolBusy
 from tide.history_text import mermaid, tree
+from tide.reproduce import reproduce, why_gone
 from tide.shards import ShardReader, read_manifest
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
@@ -260,6 +265,42 @@ def test_lineage_still_prints_and_says_what_is_missing(store: MemoryStore, tmp_p
     assert f"rows lost by erasure {SUBJECTS.id}: not reproducible" in tree(origin)
     assert f"erasure {SUBJECTS.id}" in mermaid(origin)
     assert provenance.trace(store, DRAFTS, "e" * 64).erasures == ()
+
+
+def test_a_draft_of_such_a_snapshot_is_not_made_again_and_the_erasure_is_named(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    commit = store.head(STATES, "main").id
+    folder = tiny_draft(tmp_path / "drafts")
+    draft = load_draft(folder)
+    record = DraftModel(
+        digest=draft.digest,
+        contract=draft.contract,
+        target=TARGET,
+        states_repository=STATES,
+        states_commit=commit,
+        policy=Policy().digest(),
+    )
+    candidates.publish(store, DRAFTS, "candidate-own", folder, record, None, Policy())
+
+    def again(trainer: Any = None) -> None:
+        reproduce(
+            store,
+            DRAFTS,
+            draft.digest,
+            trainer=trainer,
+            bundle=tmp_path,
+            scratch=tmp_path / "scratch",
+            on_progress=lambda _: None,
+        )
+
+    with pytest.raises(AttributeError, match="train"):
+        again()  # before: it goes as far as the trainer, which this test has not
+    result = erase(store, tmp_path)
+    assert draft.digest in result.erasures[0].drafts
+    with pytest.raises(Gone, match=rf"cannot be made again: .* lost rows by erasure {SUBJECTS.id} of 20"):
+        again()
+    assert "past TIDE" in why_gone(store, DRAFTS, "0" * 64)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
