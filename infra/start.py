@@ -101,7 +101,7 @@ class Start:
         def started() -> LakefsAccess:
             server.start()
             keys = server.credentials
-            return LakefsAccess(server.endpoint, keys.access_key, keys.secret_key, "local://")
+            return LakefsAccess(server.endpoint, keys.access_key, keys.secret_key, "local://", server.blocks)
 
         return started
 
@@ -147,6 +147,7 @@ class Start:
             "TIDE_LAKEFS_ACCESS_KEY": lakefs.access_key,
             "TIDE_LAKEFS_SECRET_KEY": lakefs.secret_key,
             "TIDE_LAKEFS_NAMESPACE": lakefs.namespace,
+            **({} if lakefs.blocks is None else {"TIDE_LAKEFS_BLOCKS": str(lakefs.blocks)}),
             "TIDE_REPLICAS": f"{REPLICA}={engine.url}",
             "TIDE_ADMIN_KEY": engine.admin_key,
             "TIDE_SPOOL": str(engine.spool),

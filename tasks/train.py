@@ -20,7 +20,7 @@ from tide import candidates, checkpoints, rollout, wiring
 from tide.comparable import check_reproduced
 from tide.domain import DraftModel, DriftReport, EvalReport, Snapshot, Split, TrainingProgress
 from tide.draft_files import load_draft
-from tide.errors import NotFound, TrainingError
+from tide.errors import Gone, NotFound, TrainingError
 from tide.files import whole_folder
 from tide.repositories import CANDIDATE
 from tide.trainer.base import Checkpoint, ProgressCallback, TrainingData, TrainingResult
@@ -65,13 +65,11 @@ def verify_parent(parent: Path | None) -> None:
         return
     config = wiring.settings()
     try:
-        snapshot = pin_snapshot.fn(record.states_commit)
-    except NotFound:
-        get_run_logger().warning(
-            "the parent's states %s are not in this store: not verified", record.states_commit[:12]
-        )
+        report = _walk_selection(parent, pin_snapshot.fn(record.states_commit))
+    except (NotFound, Gone) as error:
+        lost = "lost rows by an erasure" if isinstance(error, Gone) else "are not in this store"
+        get_run_logger().warning("the parent's states %s %s: not verified", record.states_commit[:12], lost)
         return
-    report = _walk_selection(parent, snapshot)
     if report is not None:
         check_reproduced(record.selection_acceptance_length, report.acceptance_length, config.policy().parent_tolerance)
         get_run_logger().info("parent reproduces its acceptance length %.3f", report.acceptance_length)

@@ -76,6 +76,25 @@ class PromotionPolicy(_Finite):
     seed: int = 0
 
 
+class RetentionPolicy(_Finite):
+    """Which windows of states stay on ``main``. With no limit set everything stays."""
+
+    keep_windows: int | None = Field(default=None, ge=1)
+    """Newest windows kept."""
+    max_bytes: int | None = Field(default=None, ge=1)
+    """Bytes of the newest windows kept, those that a live draft was trained on counted first."""
+    lineage_days: int | None = Field(default=None, ge=0)
+    """Days since its training that the windows of a draft in serving, or the one before it, are kept whatever the
+    limits say; None: as long as it serves or can be rolled back to."""
+    collect_after_days: int = Field(default=30, ge=1)
+    """Days after which lakeFS's garbage collection may take what left ``main``."""
+
+    @property
+    def limited(self) -> bool:
+        """False when everything stays."""
+        return self.keep_windows is not None or self.max_bytes is not None
+
+
 class Policy(_Finite):
     """Everything decisions depend on. Its digest stands in every verdict."""
 
@@ -97,6 +116,7 @@ class Policy(_Finite):
     parent_tolerance: float = Field(default=0.01, gt=0)
     """How far a parent's walk may be from the acceptance length in its record before training refuses it, relative."""
     offline_live_tolerance: float = Field(default=0.02, gt=0)
+    retention: RetentionPolicy = RetentionPolicy()
 
     @classmethod
     def load(cls, path: Path) -> Policy:
@@ -139,6 +159,15 @@ class Settings(BaseSettings):
     lakefs_access_key: str = ""
     lakefs_secret_key: str = ""
     lakefs_namespace: str = "local://"
+    lakefs_blocks: Path | None = None
+    """Folder of a local block store (``blockstore.local.path`` of lakeFS); set where bytes may be deleted."""
+    s3_endpoint: str = ""
+    """S3-compatible store that lakeFS keeps its blocks in, when bytes must be deleted there; empty: AWS's own."""
+    s3_access_key: str = ""
+    s3_secret_key: str = Field(default="", repr=False)
+    s3_region: str = ""
+    hash_key: str = Field(default="", repr=False)
+    """Key of the hashes of requests and conversations, as the replicas have it; unset: the one kept with the spool."""
     replicas: str = "r0=http://127.0.0.1:30000"
     """Comma-separated ``name=url`` of the serving replicas."""
     admin_key: str = ""

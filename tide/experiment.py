@@ -22,7 +22,7 @@ from tide import checkpoints, promotion, rollout, snapshots, wiring
 from tide.acceptance import baseline_without_draft
 from tide.config import Policy
 from tide.domain import EvalReport, Split, TrainingProgress, split_of
-from tide.errors import BadInputError, NotFound, TideError
+from tide.errors import BadInputError, Gone, NotFound, TideError
 from tide.files import held, whole_folder, write_durably
 from tide.pinned import LOCK, Pinned
 from tide.shards import read_manifest
@@ -43,6 +43,7 @@ def fetch() -> None:
 
     Raises:
         BadInputError: the commit holds other data than was pinned.
+        Gone: the commit lost rows.
         NotFound: the store has no such commit.
     """
     pinned, policy = Pinned.load(), Policy.load(PARAMS)
@@ -53,6 +54,11 @@ def fetch() -> None:
     except NotFound as error:
         raise NotFound(
             f"{LOCK} pins a commit that this store does not have: {error}; pin another with `tide snapshot pin REF`"
+        ) from error
+    except Gone as error:
+        raise Gone(
+            f"{LOCK} pins a commit that lost rows, by an erasure or past TIDE: {error}; "
+            "pin another with `tide snapshot pin REF`"
         ) from error
     if found != pinned.digest:
         raise BadInputError(

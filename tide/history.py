@@ -72,6 +72,8 @@ class Origin(Record):
     verdicts: tuple[Event, ...]
     generations: tuple[int, ...]
     parent: Origin | None
+    erasures: tuple[str, ...] = ()
+    """Erasures that took rows out of that commit: the draft cannot be made again from it."""
 
 
 def events(commits: Iterable[Logged]) -> list[Event]:
@@ -140,12 +142,18 @@ def find(name: str, log: Sequence[Event]) -> str:
     return matching[0]
 
 
-def origin(digest: str, log: Sequence[Event], windows: Mapping[str, Sequence[str]]) -> Origin:
+def origin(
+    digest: str,
+    log: Sequence[Event],
+    windows: Mapping[str, Sequence[str]],
+    erasures: Mapping[str, Sequence[str]] | None = None,
+) -> Origin:
     """A draft's tree back to harvest windows.
 
     Args:
         log: of the drafts repository; candidates that were never promoted need their branch's log in it.
         windows: harvest windows by states commit, see `windows_of`.
+        erasures: ids of erasures by states commit.
     """
     made, verdicts, generations = _candidates(log), _verdicts(log), served(log)
     chain, seen, current = [], set[str](), digest
@@ -157,15 +165,17 @@ def origin(digest: str, log: Sequence[Event], windows: Mapping[str, Sequence[str
     for draft in reversed(chain):
         event = made.get(draft)
         states = event.record.parents.get("states") if event else None
+        commit = (states or "").rpartition("@")[2]
         node = Origin(
             draft=draft,
             at=event.at if event else None,
             facts=event.record.facts if event else {},
             states=states,
-            windows=tuple(sorted(windows.get((states or "").rpartition("@")[2], ()))),
+            windows=tuple(sorted(windows.get(commit, ()))),
             verdicts=tuple(verdicts.get(draft, ())),
             generations=tuple(c.generation for c in generations if c.draft == draft),
             parent=node,
+            erasures=tuple((erasures or {}).get(commit, ())),
         )
     assert node is not None
     return node

@@ -93,7 +93,12 @@ def _states(node: Origin) -> str:
         return ""
     repository, _, commit = node.states.partition("@")
     windows = f"{len(node.windows)} windows, {node.windows[0]} to {node.windows[-1]}" if node.windows else "none found"
-    return f"states {repository}@{commit[:12]}: {windows}"
+    return f"states {repository}@{commit[:12]}: {windows}{_lost(node)}"
+
+
+def _lost(node: Origin) -> str:
+    """What erasures took, in a few words; nothing when there was none."""
+    return f"; rows lost by erasure {', '.join(node.erasures)}: not reproducible" if node.erasures else ""
 
 
 def mermaid(origin: Origin) -> str:
@@ -105,7 +110,8 @@ def mermaid(origin: Origin) -> str:
         lines.append(f'  {name}["draft {node.draft[:12]}<br/>{label}"]')
         if node.states and "@" in node.states:
             repository, _, commit = node.states.partition("@")
-            lines.append(f'  s{commit[:12]}[("{repository}@{commit[:12]}<br/>{len(node.windows)} windows")] --> {name}')
+            what = f"{repository}@{commit[:12]}<br/>{len(node.windows)} windows{_lost(node)}"
+            lines.append(f'  s{commit[:12]}[("{what}")] --> {name}')
         if node.parent is None:
             return "\n".join(lines)
         lines.append(f"  d{node.parent.draft[:12]} -->|warm start| {name}")

@@ -17,6 +17,8 @@ from tide.store.base import Store
 
 BRANCH = "ledger"
 ROOT = "ledger/"
+ERASURE, ERASED = "erasure", "erased"
+"""Kinds of an erasure's two records: before the first byte is deleted, and after the last."""
 
 R = TypeVar("R", bound=Record)
 
@@ -64,3 +66,14 @@ def newest(store: Store, repository: str, kind: str, model: type[R]) -> R | None
     except NotFound:
         return None
     return model.model_validate_json(store.read(repository, BRANCH, max(names))) if names else None
+
+
+def every(store: Store, repository: str, kind: str, model: type[R]) -> list[R]:
+    """All records of a kind, oldest first; none when there is no ledger yet."""
+    try:
+        names = [i.path for i in store.list(repository, BRANCH, ROOT) if i.path.endswith(".json")]
+    except NotFound:
+        return []
+    # The stamp has no dash: <stamp>-<kind>-<8 hex>.json
+    mine = [name for name in names if name.removeprefix(ROOT).partition("-")[2].rpartition("-")[0] == kind]
+    return [model.model_validate_json(store.read(repository, BRANCH, name)) for name in sorted(mine)]

@@ -6,6 +6,8 @@ out. Knows nothing of stores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tide.domain import DraftModel, DriftReport, LineageRecord, Promotion, Verdict, WindowManifest
 
 
@@ -82,3 +84,15 @@ def promotion_record(promotion: Promotion) -> LineageRecord:
 def guard_record(action: str) -> LineageRecord:
     """A change of the hook that guards the drafts repository's main; the subject is the digest of its file."""
     return LineageRecord(kind="guard", subject=action)
+
+
+def erasure_record(id: str, requests: int, windows: Sequence[str]) -> LineageRecord:
+    """Windows written again without some requests. The record itself, with the hashed ids, is in the ledger."""
+    facts = {"requests": str(requests), "windows": ",".join(windows)}
+    return LineageRecord(kind="erasure", subject=id, parents={}, facts=facts)
+
+
+def retention_record(windows: Sequence[str], size: int, policy: str) -> LineageRecord:
+    """Windows that left main, and by which policy."""
+    facts = {"windows": ",".join(windows), "bytes": str(size), "policy": policy}
+    return LineageRecord(kind="retention", subject=f"{windows[0]}..{windows[-1]}", parents={}, facts=facts)

@@ -1,11 +1,13 @@
 """Reads history and lineage out of the repositories: the logs that `tide.history` makes views of.
 
-Works over the Store port: two logs, whatever the number of windows and drafts. Knows nothing of how a view looks.
+Works over the Store port: two logs and the ledger's erasures, whatever the number of windows and drafts. Knows nothing
+of how a view looks.
 """
 
 from __future__ import annotations
 
-from tide import history, repositories
+from tide import history, ledger, repositories
+from tide.domain import Erasure
 from tide.errors import NotFound
 from tide.history import Event, Origin, Served
 from tide.store.base import Store
@@ -35,7 +37,16 @@ def trace(store: Store, drafts: str, name: str) -> Origin:
         log = _with_candidates(store, drafts, log)
         digest = history.find(name, log)
     bare = history.origin(digest, log, {})
-    return history.origin(digest, log, _windows(store, bare))
+    return history.origin(digest, log, _windows(store, bare), _erasures(store, drafts))
+
+
+def _erasures(store: Store, drafts: str) -> dict[str, list[str]]:
+    """Ids of erasures by the states commits that lost rows."""
+    found: dict[str, list[str]] = {}
+    for record in ledger.every(store, drafts, ledger.ERASURE, Erasure):
+        for commit in record.commits:
+            found[commit] = [*dict.fromkeys([*found.get(commit, ()), record.id])]
+    return found
 
 
 def _with_candidates(store: Store, drafts: str, log: list[Event]) -> list[Event]:

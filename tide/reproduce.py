@@ -6,15 +6,17 @@ those differ, what differs is named. Knows nothing of commands or flows.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tide import repositories, rollout, snapshots
+from tide import ledger, repositories, rollout, snapshots
 from tide.candidates import POLICY_FILE
 from tide.config import Policy
-from tide.domain import DraftModel, Value
-from tide.errors import BadInputError, NotFound
+from tide.domain import DraftModel, Erasure, Value
+from tide.errors import BadInputError, Gone, NotFound
+from tide.history_text import moment
 from tide.store.base import Store
 from tide.trainer.base import ProgressCallback, Trainer, TrainingData, TrainingResult
 
@@ -61,6 +63,7 @@ def reproduce(
 
     Raises:
         NotFound: the draft, its states commit or its parent is not in this store.
+        Gone: its states commit lost rows; names the erasure.
         BadInputError: it was not trained here, or its policy was not kept.
     """
     ref = find(store, repository, digest)
@@ -81,14 +84,13 @@ def _policy(store: Store, repository: str, ref: str, record: DraftModel) -> Poli
     if record.states_repository is None or record.states_commit is None:
         raise BadInputError(f"draft {name} was imported: there is nothing to make it again from")
     try:
-        policy = Policy.model_validate_json(
-            store.read(repository, ref, f"{rollout.draft_prefix(record.digest)}{POLICY_FILE}")
-        )
+        kept = store.read(repository, ref, f"{rollout.draft_prefix(record.digest)}{POLICY_FILE}")
     except NotFound as error:
         raise BadInputError(f"draft {name}: the policy it was trained by was not kept with it") from error
-    if policy.digest() != record.policy:
+    # Of the bytes as they were written: a policy has got fields since.
+    if hashlib.sha256(kept).hexdigest() != record.policy:
         raise BadInputError(f"draft {name}: {POLICY_FILE} beside it is not the policy that its record names")
-    return policy
+    return Policy.model_validate_json(kept)
 
 
 def _train(
@@ -103,14 +105,20 @@ def _train(
 ) -> TrainingResult:
     assert record.states_repository is not None
     assert record.states_commit is not None
-    shards = snapshots.fetch_training(
-        store,
-        record.states_repository,
-        record.states_commit,
-        folder / "shards",
-        train_tokens=policy.train_tokens,
-        replay_fraction=policy.replay_fraction,
-    )
+    try:
+        shards = snapshots.fetch_training(
+            store,
+            record.states_repository,
+            record.states_commit,
+            folder / "shards",
+            train_tokens=policy.train_tokens,
+            replay_fraction=policy.replay_fraction,
+        )
+    except Gone as error:
+        raise Gone(
+            f"draft {record.digest[:12]} cannot be made again: {why_gone(store, repository, record.states_commit)}; "
+            f"its weights stay as they are ({error})"
+        ) from error
     parent = None
     if record.parent is not None:
         holder = find(store, repository, record.parent)
@@ -123,6 +131,15 @@ def _train(
         workdir=folder / "run",
         on_progress=on_progress,
     )
+
+
+def why_gone(store: Store, repository: str, commit: str) -> str:
+    """Why a states commit misses rows, as far as the ledger of a drafts repository knows."""
+    lost = f"states commit {commit[:12]} lost rows"
+    found = [r for r in ledger.every(store, repository, ledger.ERASURE, Erasure) if commit in r.commits]
+    if not found:
+        return f"{lost}, and no erasure on the ledger names it: its bytes were deleted past TIDE"
+    return f"{lost} by " + " and ".join(f"erasure {r.id} of {moment(r.at)}" for r in found)
 
 
 def _differences(record: DraftModel, result: TrainingResult, made: str) -> Iterator[str]:

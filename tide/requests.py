@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,22 @@ def merge_segments(paths: Iterable[Path]) -> bytes:
     ]
     table = table.take(pc.sort_indices(table, sort_keys=order))
     return _to_bytes(_distinct(table))
+
+
+def without_rows(data: bytes, name: str, drop: Callable[[str, str | None], bool]) -> tuple[bytes, int]:
+    """A merged table without some rows, and how many rows it has left.
+
+    Args:
+        drop: says of a row's request and conversation whether it goes.
+
+    Raises:
+        BadInputError: as parse_table.
+    """
+    table = parse_table(data, name)
+    rows = zip(table["request"].to_pylist(), table["conversation"].to_pylist(), strict=True)
+    keep = pa.array([not drop(request, conversation) for request, conversation in rows], type=pa.bool_())
+    left = table.filter(keep)
+    return _to_bytes(left), left.num_rows
 
 
 def _refuse_unknown(columns: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ Tensors, for R requests with N rows in all, H the target's hidden size:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -266,6 +266,38 @@ def validate_shard(
             if head is not None:
                 _check_meaning(path.name, index, states, head)
     return manifest
+
+
+def rewrite_shard(path: Path, folder: Path, drop: Callable[[ShardRequest], bool]) -> Shard | None:
+    """Write a shard again without some of its requests; everything else in its manifest stays as it was.
+
+    Args:
+        path: the safetensors file, its manifest beside it.
+        folder: where the new one goes; its name is another, as its content is.
+        drop: says of a request whether it goes.
+
+    Returns:
+        The new manifest; None when no request is left, and nothing was written.
+
+    Raises:
+        ShardError: the old or the new one breaks a rule of the format.
+    """
+    old = validate_shard(path)
+    with ShardReader(path) as reader:
+        kept = [states for states in reader if not drop(states.info)]
+    if not kept:
+        return None
+    made = write_shard(
+        folder,
+        kept,
+        split=Split.TRAIN if old.split == Split.TRAIN.folder else Split.GATE,
+        target=old.target,
+        opened_at=old.opened_at,
+        closed_at=old.closed_at,
+        chat_template=old.chat_template,
+        engine=old.engine,
+    )
+    return validate_shard(folder / made.file, expected_target=old.target)
 
 
 def _check_bytes(path: Path, manifest: Shard) -> None:

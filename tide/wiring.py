@@ -38,10 +38,18 @@ def settings() -> Settings:
 def store(config: Settings) -> Store:
     """lakeFS at the configured endpoint; what is committed goes to the OpenLineage receiver too, when there is one."""
     from tide.store.lakefs import LakefsStore
+    from tide.store.lakefs_erase import BlockAccess
     from tide.store.telling import telling
 
+    blocks = BlockAccess(
+        config.lakefs_blocks, config.s3_endpoint, config.s3_access_key, config.s3_secret_key, config.s3_region
+    )
     lakefs = LakefsStore(
-        config.lakefs_endpoint, config.lakefs_access_key, config.lakefs_secret_key, config.lakefs_namespace
+        config.lakefs_endpoint,
+        config.lakefs_access_key,
+        config.lakefs_secret_key,
+        config.lakefs_namespace,
+        blocks=blocks,
     )
     return telling(lakefs, openlineage(config).committed) if config.openlineage_url else lakefs
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,6 +27,8 @@ class LakefsAccess:
     secret_key: str = field(repr=False)
     namespace: str
     """Where new repositories keep their bytes, such as ``s3://bucket/prefix/``."""
+    blocks: Path | None = None
+    """Folder of the blocks, where this machine has them."""
 
 
 def existing_lakefs(endpoint: str) -> LakefsAccess:

@@ -91,6 +91,11 @@ class LakefsServer:
         return _url(int(json.loads((self.folder / "address.json").read_bytes())["port"]))
 
     @property
+    def blocks(self) -> Path:
+        """Folder of its block store."""
+        return self.folder / "blocks"
+
+    @property
     def credentials(self) -> Credentials:
         """Keys, made at the first start.
 

@@ -1,13 +1,12 @@
 """The store port in memory, for unit tests; it passes the same contract suite as lakeFS, so it cannot drift from it.
 
-Owns a dictionary of repositories. Knows nothing of servers; ``lose_bytes`` is there for tests only.
+Owns a dictionary of repositories. Knows nothing of servers; ``lose_bytes`` and ``blocks`` are there for tests only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,13 +18,23 @@ from typing_extensions import override
 from tide.errors import AlreadyExists, Conflict, Gone, NotFound, NothingToCommit, ProtectedBranch, StoreError
 from tide.store.base import Change, Commit, ObjectInfo, Store
 
-Tree = dict[str, bytes]
+
+@dataclass(frozen=True)
+class _Entry:
+    """An object by what it says; its bytes lie under an address of their own, as in any block store."""
+
+    digest: str
+    size: int
+    address: str = field(compare=False)
+
+
+Tree = dict[str, _Entry]
 
 
 @dataclass
 class _Branch:
     head: str
-    staged: dict[str, bytes | None] = field(default_factory=dict)
+    staged: dict[str, _Entry | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -35,7 +44,8 @@ class _Repository:
     branches: dict[str, _Branch] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     protected: set[str] = field(default_factory=set)
-    lost: set[bytes] = field(default_factory=set)
+    blocks: dict[str, bytes] = field(default_factory=dict)
+    expires_after: int | None = None
 
 
 class MemoryStore(Store):
@@ -43,12 +53,15 @@ class MemoryStore(Store):
 
     def __init__(self) -> None:
         self._repositories: dict[str, _Repository] = {}
-        self._clock = itertools.count(1_800_000_000)
+        self._ticks = 1_800_000_000
 
     def lose_bytes(self, repository: str, ref: str, path: str) -> None:
         """Delete an object's bytes from under its name."""
-        found = self._repository(repository)
-        found.lost.add(self._tree(repository, ref)[path])
+        self.erase_bytes(repository, self.physical_address(repository, ref, path))
+
+    def blocks(self, repository: str) -> list[bytes]:
+        """All bytes that lie in the block store, whether a name leads to them or not."""
+        return list(self._repository(repository).blocks.values())
 
     @override
     def create_repository(self, repository: str) -> bool:
@@ -101,7 +114,9 @@ class MemoryStore(Store):
         data = source if isinstance(source, bytes) else source.read_bytes()
         if if_absent and path in self._tree(repository, branch):
             raise AlreadyExists(f"put: repository {repository}, ref {branch}, path {path}: it exists")
-        found.staged[path] = data
+        address = f"memory://{repository}/{self._tick()}"
+        self._repository(repository).blocks[address] = data
+        found.staged[path] = _Entry(hashlib.sha256(data).hexdigest(), len(data), address)
         return ObjectInfo(path=path, size=len(data))
 
     @override
@@ -111,12 +126,11 @@ class MemoryStore(Store):
 
     @override
     def read(self, repository: str, ref: str, path: str) -> bytes:
-        tree = self._tree(repository, ref)
-        if path not in tree:
-            raise NotFound(f"read: repository {repository}, ref {ref}, path {path}: not found")
-        if tree[path] in self._repository(repository).lost:
+        address = self.physical_address(repository, ref, path)
+        blocks = self._repository(repository).blocks
+        if address not in blocks:
             raise Gone(f"read: repository {repository}, ref {ref}, path {path}: no data")
-        return tree[path]
+        return blocks[address]
 
     @override
     def download(self, repository: str, ref: str, path: str, destination: Path) -> None:
@@ -124,9 +138,9 @@ class MemoryStore(Store):
 
     @override
     def list(self, repository: str, ref: str, prefix: str = "") -> Iterator[ObjectInfo]:
-        for path, data in sorted(self._tree(repository, ref).items()):
+        for path, entry in sorted(self._tree(repository, ref).items()):
             if path.startswith(prefix):
-                yield ObjectInfo(path=path, size=len(data))
+                yield ObjectInfo(path=path, size=entry.size)
 
     @override
     def delete(self, repository: str, branch: str, path: str) -> None:
@@ -199,6 +213,36 @@ class MemoryStore(Store):
     def tags(self, repository: str) -> Iterator[tuple[str, str]]:
         yield from sorted(self._repository(repository).tags.items())
 
+    @override
+    def physical_address(self, repository: str, ref: str, path: str) -> str:
+        tree = self._tree(repository, ref)
+        if path not in tree:
+            raise NotFound(f"read: repository {repository}, ref {ref}, path {path}: not found")
+        return tree[path].address
+
+    @override
+    def require_erasable(self, repository: str) -> None:
+        self._repository(repository)
+
+    @override
+    def erase_bytes(self, repository: str, address: str) -> bool:
+        if not address.startswith(f"memory://{repository}/"):
+            raise StoreError(f"erase bytes: repository {repository}: {address} is not its own")
+        return self._repository(repository).blocks.pop(address, None) is not None
+
+    @override
+    def expire_after(self, repository: str, days: int) -> None:
+        self._repository(repository).expires_after = days
+
+    @override
+    def expires_after(self, repository: str) -> int | None:
+        return self._repository(repository).expires_after
+
+    def _tick(self) -> int:
+        """A number that was never given before, later ones higher."""
+        self._ticks += 1
+        return self._ticks
+
     def _repository(self, repository: str) -> _Repository:
         if repository not in self._repositories:
             raise NotFound(f"repository {repository}: not found")
@@ -228,17 +272,17 @@ class MemoryStore(Store):
     def _tree(self, repository: str, ref: str) -> Tree:
         found = self._repository(repository)
         tree = dict(found.trees[self._resolve(repository, ref)])
-        for path, data in found.branches[ref].staged.items() if ref in found.branches else ():
-            if data is None:
+        for path, entry in found.branches[ref].staged.items() if ref in found.branches else ():
+            if entry is None:
                 tree.pop(path, None)
             else:
-                tree[path] = data
+                tree[path] = entry
         return tree
 
     def _commit(
         self, repository: _Repository, tree: Tree, message: str, metadata: Mapping[str, str], parents: tuple[str, ...]
     ) -> Commit:
-        at = next(self._clock)
+        at = self._tick()
         id = hashlib.sha256(f"{at}{message}{parents}".encode()).hexdigest()
         made = Commit(id=id, message=message, metadata=dict(metadata), parents=parents, created_at=float(at))
         repository.commits[id], repository.trees[id] = made, dict(tree)

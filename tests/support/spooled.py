@@ -66,7 +66,15 @@ def add_segment(
     """A piece of the request table with one row a request."""
     rows = [
         request_row(
-            f"{seed:064x}", at - 2, at - 1, response_tokens=16, verify_steps=8, accepted=8, proposed=24, draft="d" * 64
+            f"{seed:064x}",
+            at - 2,
+            at - 1,
+            conversation=f"{seed:08x}",
+            response_tokens=16,
+            verify_steps=8,
+            accepted=8,
+            proposed=24,
+            draft="d" * 64,
         )
         for seed in seeds
     ]

@@ -26,6 +26,7 @@ COMMANDS = (
     "rollback",
     "reconcile",
     "demo",
+    "erase",
 )
 
 

@@ -13,6 +13,7 @@ from tide.domain.decisions import (
     Verdict,
 )
 from tide.domain.drafts import DraftModel, TrainingConfig, TrainingProgress
+from tide.domain.erasure import ErasedObject, Erasure, ErasureDone
 from tide.domain.identity import (
     GATE_BUCKETS,
     SELECTION_BUCKETS,
@@ -37,6 +38,9 @@ __all__ = [
     "DraftContract",
     "DraftModel",
     "DriftReport",
+    "ErasedObject",
+    "Erasure",
+    "ErasureDone",
     "EvalReport",
     "HarvestResult",
     "Interval",

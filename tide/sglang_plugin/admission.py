@@ -111,7 +111,7 @@ class Admitter:
         if named.get("conversation") not in (None, ""):
             return conversation_hash(self._key, str(named["conversation"]))
         if facts.session:
-            return self._hash(b"session", facts.session.encode())
+            return session_hash(self._key, facts.session)
         return self._hash(b"first-turn", np.asarray(self._turn(facts.input_ids), dtype="<i8").tobytes())
 
     def _hash(self, kind: bytes, value: bytes) -> str:
@@ -126,6 +126,11 @@ def request_hash(key: bytes, rid: str) -> str:
 def conversation_hash(key: bytes, name: str) -> str:
     """Name everywhere of a conversation that the client named; it decides the split."""
     return _keyed(key, b"named-conversation", name.encode())
+
+
+def session_hash(key: bytes, session: str) -> str:
+    """Name everywhere of a conversation that is known by its session."""
+    return _keyed(key, b"session", session.encode())
 
 
 def _keyed(key: bytes, kind: bytes, value: bytes) -> str:

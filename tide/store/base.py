@@ -137,3 +137,37 @@ class Store(ABC):
     @abstractmethod
     def tags(self, repository: str) -> Iterator[tuple[str, str]]:
         """All tags as (name, commit id)."""
+
+    # Bytes behind the versions
+
+    @abstractmethod
+    def physical_address(self, repository: str, ref: str, path: str) -> str:
+        """Where an object's bytes lie in the block store; objects with one address share their bytes."""
+
+    @abstractmethod
+    def require_erasable(self, repository: str) -> None:
+        """Check that ``erase_bytes`` can work from here.
+
+        Raises:
+            ConfigError: the block store is not reachable from here; says which settings it takes.
+        """
+
+    @abstractmethod
+    def erase_bytes(self, repository: str, address: str) -> bool:
+        """Delete the bytes at a physical address for ever: every ref that has them answers Gone. Again is harmless.
+
+        Returns:
+            True when there were bytes.
+
+        Raises:
+            ConfigError: the block store is not reachable from here.
+            StoreError: the address is not in the repository's own part of the block store.
+        """
+
+    @abstractmethod
+    def expire_after(self, repository: str, days: int) -> None:
+        """Let the store's garbage collection take bytes that no branch has had for so many days."""
+
+    @abstractmethod
+    def expires_after(self, repository: str) -> int | None:
+        """Days set by ``expire_after``; None when nothing may be collected."""

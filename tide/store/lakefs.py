@@ -24,6 +24,7 @@ from tide.errors import AlreadyExists, Conflict, NotFound, NothingToCommit, Stor
 from tide.files import sync_folder, temporary_beside
 from tide.store.base import Change, Commit, ObjectInfo, Store
 from tide.store.lakefs_client import TIMEOUT, LakefsClient
+from tide.store.lakefs_erase import BlockAccess
 from tide.store.lakefs_errors import Where, vendor_errors
 from tide.store.lakefs_upload import Uploader
 
@@ -39,6 +40,7 @@ class LakefsStore(Store):
         access_key, secret_key: a user's keys.
         namespace_prefix: where new repositories keep their bytes: ``local://`` or ``s3://bucket/prefix/``; the
             repository's name is appended.
+        blocks: how the block store is reached where bytes must be deleted.
         attempts: how often a transient failure is tried in all, with jittered exponential waits.
         sleep: waits between attempts; tests pass a stub.
     """
@@ -50,12 +52,14 @@ class LakefsStore(Store):
         secret_key: str,
         namespace_prefix: str = "local://",
         *,
+        blocks: BlockAccess | None = None,
         attempts: int = 6,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._lakefs = LakefsClient(endpoint, access_key, secret_key, attempts, sleep)
         self._api, self._prefix = self._lakefs.api, namespace_prefix
         self._uploads = Uploader(self._lakefs)
+        self._blocks = blocks or BlockAccess()
 
     # Repositories and branches
 
@@ -243,6 +247,45 @@ class LakefsStore(Store):
     def tags(self, repository: str) -> Iterator[tuple[str, str]]:
         for item in self._lakefs.pages(Where("list tags", repository), self._api.tags_api.list_tags, repository):
             yield item.id, item.commit_id
+
+    # Bytes behind the versions
+
+    @override
+    def physical_address(self, repository: str, ref: str, path: str) -> str:
+        where = Where("stat", repository, ref, path)
+        found = self._lakefs.call(where, self._api.objects_api.stat_object, repository, ref, path)
+        return str(found.physical_address)
+
+    @override
+    def require_erasable(self, repository: str) -> None:
+        self._blocks.require(self._namespace(repository))
+
+    @override
+    def erase_bytes(self, repository: str, address: str) -> bool:
+        return self._blocks.erase(self._namespace(repository), address)
+
+    @override
+    def expire_after(self, repository: str, days: int) -> None:
+        # main by name as well: a default rule alone is overridden by any rule somebody set for it.
+        rule = lakefs_sdk.GarbageCollectionRule(branch_id="main", retention_days=days)
+        rules = lakefs_sdk.GarbageCollectionRules(default_retention_days=days, branches=[rule])
+        where = Where("set garbage collection", repository)
+        self._lakefs.call(where, self._api.repositories_api.set_gc_rules, repository, rules)
+
+    @override
+    def expires_after(self, repository: str) -> int | None:
+        where = Where("read garbage collection", repository)
+        try:
+            rules = self._lakefs.call(where, self._api.repositories_api.get_gc_rules, repository)
+        except NotFound:
+            # The same answer for no rules and for no repository, which is an error.
+            self._namespace(repository)
+            return None
+        return int(rules.default_retention_days)
+
+    def _namespace(self, repository: str) -> str:
+        where = Where("open repository", repository)
+        return str(self._lakefs.call(where, self._api.repositories_api.get_repository, repository).storage_namespace)
 
     # How calls are made
 
