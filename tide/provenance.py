@@ -5,6 +5,8 @@ Works over the Store port: two logs, whatever the number of windows and drafts. 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tide import history, repositories
 from tide.errors import NotFound
 from tide.history import Event, Origin, Served
@@ -34,8 +36,7 @@ def trace(store: Store, drafts: str, name: str) -> Origin:
     except NotFound:
         log = _with_candidates(store, drafts, log)
         digest = history.find(name, log)
-    bare = history.origin(digest, log, {})
-    return history.origin(digest, log, _windows(store, bare))
+    return history.origin(digest, log, _windows(store, history.states_of(digest, log)))
 
 
 def _with_candidates(store: Store, drafts: str, log: list[Event]) -> list[Event]:
@@ -44,15 +45,13 @@ def _with_candidates(store: Store, drafts: str, log: list[Event]) -> list[Event]
     return [*log, *history.events(found)]
 
 
-def _windows(store: Store, origin: Origin) -> dict[str, tuple[str, ...]]:
-    """Windows of every states commit of a tree: one log a repository."""
+def _windows(store: Store, states: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Windows of states commits, each ``repository@commit``: one log a repository."""
     wanted: dict[str, list[str]] = {}
-    node: Origin | None = origin
-    while node is not None:
-        if node.states and "@" in node.states:
-            repository, _, commit = node.states.partition("@")
+    for name in states:
+        repository, found_at, commit = name.partition("@")
+        if found_at:
             wanted.setdefault(repository, []).append(commit)
-        node = node.parent
     found: dict[str, tuple[str, ...]] = {}
     for repository, commits in wanted.items():
         try:

@@ -30,7 +30,10 @@ def settings() -> Settings:
 
 def store(config: Settings) -> Store:
     """lakeFS at the configured endpoint."""
-    from tide.store.lakefs import LakefsStore
+    from tide.store.late_validators import late_validators
+
+    with late_validators():
+        from tide.store.lakefs import LakefsStore
 
     return LakefsStore(
         config.lakefs_endpoint, config.lakefs_access_key, config.lakefs_secret_key, config.lakefs_namespace
