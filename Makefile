@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 UV     := 0.13.9
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup lock test lint bench demo demo-fast clean
+.PHONY: help setup lock test lint bench drill-store demo demo-fast clean
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
@@ -55,9 +55,13 @@ demo: setup      ## the whole cycle: serve, log, harvest, train, promote, shift,
 demo-fast: setup  ## the same, shortened, without ratios
 	@$(BIN)/tide demo --fast
 
-bench: setup     ## measure capture overhead and swap; writes tests/bench/results/*.json
+bench: setup     ## measure capture overhead, swap and store; writes tests/bench/results/*.json
 	@$(BIN)/python -m tests.bench.capture
 	@$(BIN)/python -m tests.bench.swap
+	@$(BIN)/python -m tests.bench.store
+
+drill-store: setup  ## kill harvesters and the lakeFS server at random points: nothing lost, nothing doubled
+	@$(BIN)/python -m tests.drills.store
 
 clean:           ## remove everything made here except the virtual environment
 	rm -rf .tide build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,10 +18,10 @@ from tide.domain import ErasedObject, Erasure, ErasureDone, Record
 from tide.erasure_rewrite import discard_leftovers, rewrite
 from tide.erasure_scan import Found, Subjects, scan
 from tide.errors import Conflict, Gone, NotFound, StoreError
-from tide.harvest import ROOT
 from tide.local_copies import LocalCopies, clean_downloads, clean_spool
 from tide.repositories import MAIN
 from tide.store.base import Store
+from tide.window_branch import ROOT
 
 _ATTEMPTS = 5
 """How often main may move under a rewrite before we give up."""

@@ -15,10 +15,10 @@ from pathlib import Path, PurePosixPath
 from tide import lineage, requests
 from tide.domain import ShardRequest, WindowManifest
 from tide.erasure_scan import Holding, Subjects
-from tide.harvest import MANIFEST, TABLE
 from tide.repositories import MAIN
 from tide.shards import rewrite_shard
 from tide.store.base import Store
+from tide.window_branch import MANIFEST, TABLE
 
 BRANCH = "erase-"
 """How the branch of an erasure begins; its id follows."""

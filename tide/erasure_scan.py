@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from tide import requests
 from tide.domain import Digest, ErasedObject, Record, Shard, Value
 from tide.errors import BadInputError, Gone
-from tide.harvest import ROOT, TABLE
 from tide.repositories import MAIN
 from tide.store.base import Commit, Store
+from tide.window_branch import ROOT, TABLE
 
 _READERS = 8
 """Manifests are small: reading them is waiting."""

@@ -1,7 +1,7 @@
 """The harvest: every closed window of a spool becomes one commit of states, and only then leaves the spool.
 
-Owns what a window must pass, its layout in the states repository and the order that makes a run repeatable: after a
-crash between any two steps the next run ends with the same content and no second commit. Layout, for each replica:
+Owns what becomes of a spool's files, and that a run is repeatable: after a crash between any two steps the next run
+ends with the same content and no second commit (`tide.window_branch` has the way to main). Layout, for each replica:
 
     windows/<window>/<replica>/{train,held_out}/<sha256>.safetensors + .json
     windows/<window>/<replica>/requests.parquet
@@ -14,24 +14,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path, PurePosixPath
 
 import torch
 
-from tide import lineage, repositories
+from tide import repositories, window_branch
 from tide import spool as spools
 from tide.domain import HarvestResult, TargetContract, WindowManifest
-from tide.errors import NotFound, NothingToCommit
 from tide.intake import Intake
 from tide.requests import merge_segments, parse_table
 from tide.spool import SpooledSegment, SpooledShard, SpoolWindow, sum_counts
 from tide.store.base import Store
-
-ROOT = "windows/"
-TABLE, MANIFEST = "requests.parquet", "manifest.json"
+from tide.window_branch import ROOT, TABLE, WindowBranch
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,7 @@ class Harvester:
         Raises:
             SpoolBusy: another harvester works on this spool.
             ConfigError: there is no spool.
+            Conflict: another harvests this window under the same replica's name; see `WindowBranch.publish`.
             StoreError: the store refused; the window's files stay in the spool, and earlier windows are done.
         """
         with spools.locked(self.spool):
@@ -72,7 +69,7 @@ class Harvester:
         return reduce(_add, results).model_copy(update={"commit": commit})
 
     def _window(self, window: str, content: SpoolWindow, known: set[str]) -> HarvestResult:
-        old = self._stored(window)
+        old = window_branch.stored(self.store, self.repository, "main", window, self.replica)
         held = {*old.shards, *old.segments} if old else set()
         twice = [s for s in content.shards if s.manifest.name in known - held]
         intake = self._intake(old, window)
@@ -81,9 +78,11 @@ class Harvester:
         table = self._table(window, old, segments)
         refused = spools.quarantined(self.spool, window)
         new = _manifest(old or WindowManifest(window=window, replica=self.replica), shards, segments, table, refused)
+        branch = WindowBranch(self.store, self.repository, old, new)
         if new != old and (new.shards or new.segments or new.quarantined):
-            self._publish(new, shards, table)
-        self._settle(new)
+            branch.publish(*_content(shards, table))
+        else:
+            branch.drop()
         known.update(s.manifest.name for s in shards)
         for path in content.paths:
             if path.name not in intake.refused:
@@ -114,17 +113,6 @@ class Harvester:
 
     # What is stored
 
-    def _prefix(self, window: str) -> str:
-        return f"{ROOT}{window}/{self.replica}/"
-
-    def _stored(self, window: str) -> WindowManifest | None:
-        try:
-            return WindowManifest.model_validate_json(
-                self.store.read(self.repository, "main", self._prefix(window) + MANIFEST)
-            )
-        except NotFound:
-            return None
-
     def _known_shards(self) -> set[str]:
         paths = (PurePosixPath(o.path) for o in self.store.list(self.repository, "main", ROOT))
         return {path.stem for path in paths if path.suffix == ".safetensors"}
@@ -139,54 +127,22 @@ class Harvester:
         (self.spool / spools.SCRATCH).mkdir(exist_ok=True)
         earlier = self.spool / spools.SCRATCH / f"{window}-{TABLE}"
         try:
-            self.store.download(self.repository, "main", self._prefix(window) + TABLE, earlier)
+            self.store.download(self.repository, "main", window_branch.prefix(window, self.replica) + TABLE, earlier)
             return merge_segments([*paths, earlier])
         finally:
             earlier.unlink(missing_ok=True)
 
-    def _publish(self, manifest: WindowManifest, shards: Sequence[SpooledShard], table: bytes | None) -> None:
-        """Put a window on its branch and commit it; what an earlier try had put there is not sent again."""
-        branch, prefix = self._branch(manifest), self._prefix(manifest.window)
-        self.store.create_branch(self.repository, branch, "main")
-        present = {o.path: o.size for o in self.store.list(self.repository, branch, prefix)}
-        for item in shards:
-            path = f"{prefix}{item.manifest.split}/{item.manifest.file}"
-            if present.get(path) != item.manifest.size:
-                self.store.put(self.repository, branch, path, item.path)
-            self._put(branch, str(PurePosixPath(path).with_suffix(".json")), item.manifest.to_json().encode(), present)
-        if table is not None:
-            self._put(branch, prefix + TABLE, table, present)
-        self._put(branch, prefix + MANIFEST, manifest.to_json().encode(), present)
-        # What an earlier try had put there and this one refuses.
-        for path in present:
-            if PurePosixPath(path).name not in (TABLE, MANIFEST) and PurePosixPath(path).stem not in manifest.shards:
-                self.store.delete(self.repository, branch, path)
-        with suppress(NothingToCommit):  # an earlier run committed, and ended before it merged
-            self.store.commit(self.repository, branch, *_words(manifest))
 
-    def _put(self, branch: str, path: str, data: bytes, present: dict[str, int]) -> None:
-        """Put a small object unless the branch has just that: a rewritten one would be a change to commit."""
-        if present.get(path) != len(data) or self.store.read(self.repository, branch, path) != data:
-            self.store.put(self.repository, branch, path, data)
-
-    def _settle(self, manifest: WindowManifest) -> None:
-        """Merge and delete the window's branch, whichever of these an earlier run has not done."""
-        branch = self._branch(manifest)
-        if branch not in self.store.branches(self.repository):
-            return
-        # Staged objects of a run that was broken off, for files that are still in the spool or were taken away.
-        self.store.reset(self.repository, branch)
-        with suppress(NothingToCommit):
-            self.store.merge(self.repository, branch, "main", *_words(manifest))
-        self.store.delete_branch(self.repository, branch)
-
-    def _branch(self, manifest: WindowManifest) -> str:
-        return f"harvest-{manifest.window}-{self.replica}"
-
-
-def _words(manifest: WindowManifest) -> tuple[str, dict[str, str]]:
-    """Message and metadata of a window's commit."""
-    return f"harvest {manifest.window} of {manifest.replica}", lineage.states_record(manifest).to_metadata()
+def _content(shards: Sequence[SpooledShard], table: bytes | None) -> tuple[dict[str, Path], dict[str, bytes]]:
+    """What comes in, by path inside the window: files, and what is in memory."""
+    files, small = {}, {}
+    for item in shards:
+        path = PurePosixPath(item.manifest.split, item.manifest.file)
+        files[str(path)] = item.path
+        small[str(path.with_suffix(".json"))] = item.manifest.to_json().encode()
+    if table is not None:
+        small[TABLE] = table
+    return files, small
 
 
 def _manifest(

@@ -142,6 +142,13 @@ def find(name: str, log: Sequence[Event]) -> str:
     return matching[0]
 
 
+def states_of(digest: str, log: Sequence[Event]) -> list[str]:
+    """``repository@commit`` of the states that a draft and its parents were trained on, newest draft first."""
+    made = _candidates(log)
+    found = (made[draft].record.parents.get("states") for draft in _chain(digest, made) if draft in made)
+    return [states for states in found if states]
+
+
 def origin(
     digest: str,
     log: Sequence[Event],
@@ -156,11 +163,7 @@ def origin(
         erasures: ids of erasures by states commit.
     """
     made, verdicts, generations = _candidates(log), _verdicts(log), served(log)
-    chain, seen, current = [], set[str](), digest
-    while current and current not in seen:  # a loop cannot be made by digests; a forged log must not hang us
-        seen.add(current)
-        chain.append(current)
-        current = made[current].record.parents.get("draft", "") if current in made else ""
+    chain = _chain(digest, made)
     node: Origin | None = None
     for draft in reversed(chain):
         event = made.get(draft)
@@ -179,6 +182,16 @@ def origin(
         )
     assert node is not None
     return node
+
+
+def _chain(digest: str, made: Mapping[str, Event]) -> list[str]:
+    """A draft, its parent, and so on."""
+    chain, seen, current = [], set[str](), digest
+    while current and current not in seen:  # a loop cannot be made by digests; a forged log must not hang us
+        seen.add(current)
+        chain.append(current)
+        current = made[current].record.parents.get("draft", "") if current in made else ""
+    return chain
 
 
 def _candidates(log: Sequence[Event]) -> dict[str, Event]:
@@ -201,18 +214,31 @@ def windows_of(commits: Iterable[Logged], wanted: Iterable[str]) -> dict[str, tu
         wanted: commit ids; one that the log does not reach gets no windows.
     """
     by_id = {commit.id: commit for commit in commits}
-    return {commit: _reached(commit, by_id) for commit in set(wanted)}
-
-
-def _reached(start: str, by_id: Mapping[str, Logged]) -> tuple[str, ...]:
-    found, seen, todo = set[str](), set[str](), [start]
-    while todo:
-        commit = by_id.get(todo.pop())
-        if commit is None or commit.id in seen:
-            continue
-        seen.add(commit.id)
-        todo += commit.parents
+    starts = set(wanted)
+    names: dict[str, int] = {}
+    held: dict[str, int] = {}  # bit n of a commit: it holds window n
+    for commit in _oldest_first(starts, by_id):
+        bits = 0
+        for parent in commit.parents:
+            bits |= held.get(parent, 0)
         record = LineageRecord.from_metadata(commit.metadata)
         if record is not None and record.kind == "states":
-            found.add(record.subject)
-    return tuple(sorted(found))
+            bits |= 1 << names.setdefault(record.subject, len(names))
+        held[commit.id] = bits
+    windows = sorted(names.items())
+    return {start: tuple(name for name, bit in windows if held.get(start, 0) >> bit & 1) for start in starts}
+
+
+def _oldest_first(starts: Iterable[str], by_id: Mapping[str, Logged]) -> list[Logged]:
+    """Everything that is reached from some commits, each after its parents: once, however many starts there are."""
+    order: list[Logged] = []
+    seen, todo = set[str](), [(start, False) for start in starts]
+    while todo:
+        id, parents_done = todo.pop()
+        if parents_done:
+            order.append(by_id[id])
+        elif id in by_id and id not in seen:
+            seen.add(id)
+            todo.append((id, True))
+            todo += [(parent, False) for parent in by_id[id].parents]
+    return order

@@ -6,6 +6,8 @@ of how a view looks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tide import history, ledger, repositories
 from tide.domain import Erasure
 from tide.errors import NotFound
@@ -36,8 +38,8 @@ def trace(store: Store, drafts: str, name: str) -> Origin:
     except NotFound:
         log = _with_candidates(store, drafts, log)
         digest = history.find(name, log)
-    bare = history.origin(digest, log, {})
-    return history.origin(digest, log, _windows(store, bare), _erasures(store, drafts))
+    windows = _windows(store, history.states_of(digest, log))
+    return history.origin(digest, log, windows, _erasures(store, drafts))
 
 
 def _erasures(store: Store, drafts: str) -> dict[str, list[str]]:
@@ -55,15 +57,13 @@ def _with_candidates(store: Store, drafts: str, log: list[Event]) -> list[Event]
     return [*log, *history.events(found)]
 
 
-def _windows(store: Store, origin: Origin) -> dict[str, tuple[str, ...]]:
-    """Windows of every states commit of a tree: one log a repository."""
+def _windows(store: Store, states: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Windows of states commits, each ``repository@commit``: one log a repository."""
     wanted: dict[str, list[str]] = {}
-    node: Origin | None = origin
-    while node is not None:
-        if node.states and "@" in node.states:
-            repository, _, commit = node.states.partition("@")
+    for name in states:
+        repository, found_at, commit = name.partition("@")
+        if found_at:
             wanted.setdefault(repository, []).append(commit)
-        node = node.parent
     found: dict[str, tuple[str, ...]] = {}
     for repository, commits in wanted.items():
         try:

@@ -37,9 +37,12 @@ def settings() -> Settings:
 
 def store(config: Settings) -> Store:
     """lakeFS at the configured endpoint; what is committed goes to the OpenLineage receiver too, when there is one."""
-    from tide.store.lakefs import LakefsStore
-    from tide.store.lakefs_erase import BlockAccess
-    from tide.store.telling import telling
+    from tide.store.late_validators import late_validators
+
+    with late_validators():
+        from tide.store.lakefs import LakefsStore
+        from tide.store.lakefs_erase import BlockAccess
+        from tide.store.telling import telling
 
     blocks = BlockAccess(
         config.lakefs_blocks, config.s3_endpoint, config.s3_access_key, config.s3_secret_key, config.s3_region

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def test_every_command_has_help(command: str) -> None:
     result = CliRunner().invoke(cli.app, [command, "--help"])
     assert result.exit_code == 0
     assert "--home" in result.output
+
+
+def test_a_command_starts_without_torch() -> None:
+    code = "import sys, tide.cli; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False", "seconds that every command would wait for"
 
 
 def test_status_of_a_home_without_a_stack_is_all_stopped(tmp_path: Path) -> None:

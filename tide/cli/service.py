@@ -12,7 +12,6 @@ import typer
 from tide import doctor as checks
 from tide import history_text, keys, provenance, repositories, rollout, wiring
 from tide import pinned as pinning
-from tide import reproduce as making
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.errors import EngineError
 from tide.history import serving_at
@@ -129,6 +128,8 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Train a draft again from its lineage and compare digests; exit 1 when they differ, naming what does."""
+    from tide import reproduce as making  # torch: seconds that no other command has to wait
+
     config = use_stack(home)
     store = wiring.store(config)
     found = making.reproduce(

@@ -1,0 +1,65 @@
+"""Harvesters as processes of their own that can be killed by their id, forked from one that has imported everything.
+
+Importing takes seconds, a harvest of a small spool one: so a kill falls inside the harvest, not inside an import.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from infra.lakefs.server import Credentials
+from tests.support.spooled import HEAD, TARGET, WINDOW_S
+from tide.errors import TideError
+from tide.harvest import Harvester
+from tide.store.lakefs import LakefsStore
+
+REFUSED = 3
+"""Exit code of a harvest that ended with an error of ours; its files are still in the spool."""
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__])
+
+
+@dataclass(frozen=True)
+class Job:
+    """One replica's harvest."""
+
+    endpoint: str
+    keys: Credentials
+    repository: str
+    replica: str
+    spool: Path
+    now: float
+    log: Path
+
+    def store(self) -> LakefsStore:
+        """A client of its own."""
+        return LakefsStore(self.endpoint, self.keys.access_key, self.keys.secret_key)
+
+
+def start(job: Job) -> BaseProcess:
+    """Begin a harvest; ``exitcode`` is 0, REFUSED, or minus the signal that ended it."""
+    process = _CONTEXT.Process(target=_harvest, args=(job,), daemon=True)
+    process.start()
+    return process
+
+
+def _harvest(job: Job) -> None:
+    harvester = Harvester(
+        store=job.store(),
+        spool=job.spool,
+        repository=job.repository,
+        replica=job.replica,
+        window_s=WINDOW_S,
+        expected_target=TARGET,
+        head=HEAD,
+    )
+    try:
+        harvester.run(job.now)
+    except TideError:
+        with job.log.open("a") as log:
+            traceback.print_exc(file=log)
+        raise SystemExit(REFUSED) from None
