@@ -87,7 +87,7 @@ def scan(store: Store, repository: str, subjects: Subjects) -> Found:
     steps = {id: _Step(store, repository, commits[id]) for id in _oldest_first(commits)}
     new = [(id, path) for id, step in steps.items() for path in step.introduced if _is_examined(path)]
     with ThreadPoolExecutor(_READERS, thread_name_prefix="erasure-scan") as pool:
-        looked = pool.map(lambda pair: _examine(store, repository, *pair, subjects), new)
+        looked = pool.map(lambda pair: _examine(store, repository, pair[0], pair[1], subjects), new)
         found = {(h.commit, h.path): h for h in looked if h is not None}
     trees = _trees(steps, found)
     on_main = {commit.id for commit in logs[MAIN]}
