@@ -25,6 +25,7 @@ COMMANDS = (
     "reproduce",
     "lineage",
     "rollback",
+    "rollout",
     "reconcile",
     "demo",
     "erase",

@@ -14,13 +14,13 @@ from tests.support.erasing import NOW, harvest
 from tests.support.spooled import START, WINDOW_S, add_segment, add_shard
 from tests.support.tiny import TARGET as DRAFT_TARGET
 from tests.support.tiny import tiny_draft
-from tide import pruning, rollout, snapshots
+from tide import pruning, snapshots
 from tide.candidates import POLICY_FILE
 from tide.config import Policy, RetentionPolicy
 from tide.domain import DraftModel, LineageRecord, Serving, ServingDraft
 from tide.draft_files import load_draft
 from tide.retention import StoredWindow, decide, to_markdown
-from tide.rollout import draft_prefix
+from tide.serving_file import SERVING, draft_prefix
 from tide.spool import window_of
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
@@ -122,7 +122,7 @@ def _serve(store: MemoryStore, folder: Path, commit: str) -> None:
     for name, content in (
         (f"{draft_prefix(draft.digest)}draft.json", record),
         (f"{draft_prefix(draft.digest)}{POLICY_FILE}", policy),
-        (rollout.SERVING, serving),
+        (SERVING, serving),
     ):
         store.put(DRAFTS, "main", name, content.to_json().encode())
     store.commit(DRAFTS, "main", "promotion", {})

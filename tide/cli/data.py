@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import Field, ValidationError
@@ -16,10 +16,12 @@ from tide import wiring
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.config import Settings
 from tide.domain import Value
-from tide.erasure import Eraser, ErasureResult
 from tide.erasure_scan import Subjects
 from tide.errors import BadInputError, ConfigError
 from tide.sglang_plugin.admission import conversation_hash, request_hash, session_hash
+
+if TYPE_CHECKING:
+    from tide.erasure import ErasureResult
 
 commands = typer.Typer()
 _HASH = re.compile(r"^[0-9a-f]{8,64}$")
@@ -52,6 +54,8 @@ def erase(
     Run it on the serving host, whose spool it cleans as well; with several hosts, on each. Repeat it after a harvest:
     rows that the engine still held are written later. Weights are not changed.
     """
+    from tide.erasure import Eraser  # pulls in torch
+
     named = [Named(conversation=c) for c in conversation or ()] + [Named(request=r) for r in request or ()]
     named += _read(file) if file else []
     config = use_stack(home)
