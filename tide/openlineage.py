@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
@@ -167,9 +168,14 @@ def _client(url: str, api_key: str) -> Any:
     return OpenLineageClient(transport=HttpTransport(HttpConfig(url=url, timeout=TIMEOUT_S, auth=auth, retry=retry)))
 
 
+@lru_cache
+def _own_version() -> str:
+    return version("tide")
+
+
 def _producer() -> str:
     """A package URL: OpenLineage wants a URI that names who made the event."""
-    return f"pkg:generic/tide@{version('tide')}"
+    return f"pkg:generic/tide@{_own_version()}"
 
 
 def _version(name: str, commit: str | None = None) -> dict[str, Any]:
@@ -199,6 +205,6 @@ def _run_facets(record: LineageRecord) -> dict[str, Any]:
     said = {"kind": record.kind, "subject": record.subject, **record.facts}
     tags = [tags_run.TagsRunFacetFields(key=key, value=value, source="TIDE") for key, value in said.items() if value]
     engine = processing_engine_run.ProcessingEngineRunFacet(
-        version=version("tide"), name="TIDE", openlineageAdapterVersion=version("tide"), producer=_producer()
+        version=_own_version(), name="TIDE", openlineageAdapterVersion=_own_version(), producer=_producer()
     )
     return {"processing_engine": engine, "tags": tags_run.TagsRunFacet(tags=tags, producer=_producer())}

@@ -36,7 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "server": {"topk": 4, "draft_tokens": 8},
         "plugin": {
             "TIDE_CPU_OVERLAP": "1",
-            "TIDE_TEST_ORACLE": "2",
+            "TIDE_TEST_SECOND_BEST": "1",
             "SGLANG_TEST_RETRACT": "1",
             "TIDE_PROMPT_ROWS": "64",
         },

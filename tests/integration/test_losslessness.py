@@ -1,7 +1,7 @@
 """Speculative decoding on the CPU changes nothing: token for token the plain output, with drafts that are accepted.
 
 In float32, since in bfloat16 rounding differs between batch shapes. The draft's weights are random; the test plugin
-`oracle_plugin` biases its logits with the plain output. For the tree the right token is only second best after odd ids,
+`engine_plugin` biases its logits with the plain output. For the tree the right token is only second best after odd ids,
 so that accepted paths really leave the first branch.
 """
 

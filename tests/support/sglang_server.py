@@ -15,7 +15,7 @@ import httpx
 from infra import ports, sglang
 from infra.processes import ManagedProcess
 
-PLUGINS = [Path(__file__).parent / "engine_plugin", Path(__file__).parent / "oracle_plugin"]
+PLUGIN = Path(__file__).parent / "engine_plugin"
 START_S = 400.0  # 20 s on an idle machine; ten times that beside a build
 
 
@@ -29,8 +29,8 @@ class SglangServer:
         home: a folder for the log and the process record.
         model: the target model's folder.
         draft: the draft's folder; None: plain serving.
-        env: variables beside the usual ones. With any TIDE_TEST_* among them the test plugins
-            in `engine_plugin` and `oracle_plugin` beside this file are loaded too.
+        env: variables beside the usual ones. With any TIDE_TEST_* among them the test plugin
+            in `engine_plugin` beside this file is loaded too.
         options: further fields of `infra.sglang.SglangOptions` (dtype, steps, topk, draft_tokens, admin_key, spool,
             draft_dir, extra_args, ...).
 
@@ -97,5 +97,5 @@ class SglangServer:
 
 def _with_test_plugin(env: dict[str, str]) -> dict[str, str]:
     if any(name.startswith("TIDE_TEST_") for name in env):
-        env["PYTHONPATH"] = os.pathsep.join([*map(str, PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env["PYTHONPATH"] = os.pathsep.join([str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])])
     return env
