@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support.spooled import START, TARGET, WINDOW_S
 from tide import lineage, repositories
 from tide.domain import DraftModel, Promotion, ReplicaSwap, Serving, ServingDraft, Verdict, WindowManifest
-from tide.rollout import SERVING, draft_prefix
+from tide.serving_file import SERVING, draft_prefix
 from tide.spool import window_of
 from tide.store.base import Store
 
