@@ -28,6 +28,7 @@ from tide import keys
 from tide.errors import ServiceError
 
 REPLICA = "r0"
+USUAL_SERVICE = "smollm2"
 PREPARE_TIMEOUT_S = 600.0
 
 
@@ -35,7 +36,8 @@ PREPARE_TIMEOUT_S = 600.0
 class Wanted:
     """What a stack is asked to be. A port that is None is the usual one when free, else any."""
 
-    service: str = "smollm2"
+    service: str | None = None
+    """Name of the service; None: the one that this home had before, or ``smollm2``."""
     lakefs: str | None = None
     """Address of a lakeFS that runs already, in place of one of our own; its keys come from the environment."""
     lakefs_port: int | None = None
@@ -141,7 +143,7 @@ class Start:
         signing, key = keys.ensure(self.home)
         restart = shlex.join([sys.executable, "-m", "infra.local", "restart-engine", "--home", str(self.home)])
         return {
-            "TIDE_SERVICE": self.wanted.service,
+            "TIDE_SERVICE": self._service(),
             "TIDE_HOME": str(self.home),
             "TIDE_LAKEFS_ENDPOINT": lakefs.endpoint,
             "TIDE_LAKEFS_ACCESS_KEY": lakefs.access_key,
@@ -157,6 +159,13 @@ class Start:
             "TIDE_TARGET_BUNDLE": str(prepared.bundle),
             "TIDE_RESTART_COMMAND": f"{restart} --steps {{steps}} --draft {{draft}}",
         }
+
+    def _service(self) -> str:
+        """Remembered with the home: under another name the store that is there would look empty."""
+        file = self.home / "service"
+        name = self.wanted.service or (file.read_text().strip() if file.is_file() else USUAL_SERVICE)
+        file.write_text(f"{name}\n")
+        return name
 
     def _start_flows(self, stack: Stack, server: ManagedProcess, port: int) -> None:
         env = {**os.environ, **stack.env}

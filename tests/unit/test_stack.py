@@ -92,3 +92,12 @@ def test_the_draft_that_was_promoted_last_serves_first(tmp_path: Path) -> None:
     (tmp_path / "abc").mkdir()
     (tmp_path / "abc" / "config.json").touch()
     assert start.marked_draft(tmp_path) == tmp_path / "abc"
+
+
+def test_a_home_keeps_the_name_of_its_service(tmp_path: Path) -> None:
+    def name(service: str | None) -> str:
+        return start.Start(tmp_path, start.Wanted(service=service), print, foreground=False)._service()
+
+    assert name(None) == "smollm2"
+    assert name("support-chat") == "support-chat"
+    assert name(None) == "support-chat"

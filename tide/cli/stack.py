@@ -22,7 +22,10 @@ commands = typer.Typer()
 @commands.command()
 def up(
     home: Home = DEFAULT_HOME,
-    service: Annotated[str, typer.Option(help="Name of the service; its repositories are named after it.")] = "smollm2",
+    service: Annotated[
+        str | None,
+        typer.Option(help="Its repositories are named after it; the one this home had before, or smollm2."),
+    ] = None,
     lakefs: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Use the lakeFS that runs there; keys and namespace from TIDE_LAKEFS_*."),
