@@ -221,7 +221,7 @@ STAGES: dict[str, Callable[[], None]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one stage; a TIDE error is one line and exit 1.
 
-    Stages of one checkout share its files: they wait for each other. ``dvc exp run --temp`` gives each a folder.
+    Stages of one checkout share its files: they wait for each other.
     """
     parser = argparse.ArgumentParser(prog="python -m tide.experiment", description=__doc__.partition("\n")[0])
     parser.add_argument("stage", choices=STAGES)
