@@ -89,10 +89,11 @@ HEAD = f"GET {BASE}/commits/main"
     [
         (429, {"message": "too many tries"}),
         (500, {"message": "branch is currently locked"}),
+        (500, {"message": "predicate failed"}),
         (503, {"message": "slow down"}),
         (0, None),
     ],
-    ids=["throttled", "locked", "unavailable", "connection dropped"],
+    ids=["throttled", "locked", "lost a race", "unavailable", "connection dropped"],
 )
 def test_a_transient_answer_is_tried_again_with_a_wait(
     store: LakefsStore, script: Script, waits: list[float], answer: Answer

@@ -152,7 +152,8 @@ def _message(body: object) -> str:
 
 def _kind(status: int, message: str, where: Where) -> type[StoreError]:
     text = message.lower()
-    if status in (429, 502, 503, 504) or (status == 500 and "locked" in text):
+    # "predicate failed" is how lakeFS's key-value side says that another write to the same branch was faster.
+    if status in (429, 502, 503, 504) or (status == 500 and ("locked" in text or "predicate failed" in text)):
         return StoreUnavailable
     if status == 400:
         return NothingToCommit if "no changes" in text else Conflict if "dirty" in text else StoreError
