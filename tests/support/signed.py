@@ -19,7 +19,10 @@ AUTHORITY = Authority(KEY, TrustedKeys([KEY.public]))
 
 
 def verdict_on(
-    candidate: str, incumbent: str = "none", outcome: Literal["promote", "reject", "inconclusive"] = "promote"
+    candidate: str,
+    incumbent: str = "none",
+    outcome: Literal["promote", "reject", "inconclusive"] = "promote",
+    states: str = "5" * 64,
 ) -> Verdict:
     """A verdict on 30 requests, +.34 [.21, .47]."""
     gain = Interval(estimate=0.34, low=0.21, high=0.47)
@@ -32,7 +35,7 @@ def verdict_on(
         overall=overall,
         slices=(),
         alpha=0.04,
-        states_commit="5" * 64,
+        states_commit=states,
         policy="f" * 64,
         target=TARGET,
     )

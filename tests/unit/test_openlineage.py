@@ -19,11 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.memory_store import MemoryStore
+from tests.support.signed import put_verdict, verdict_on
 from tests.support.spooled import HEAD, START, TARGET, WINDOW_S, full_spool
 from tests.unit.test_history import DRAFTS, STATES, A, B, candidate, harvest
 from tide import wiring
 from tide.config import Settings
-from tide.domain import LineageRecord
+from tide.domain import LineageRecord, Verdict
 from tide.errors import ConfigError
 from tide.harvest import Harvester
 from tide.openlineage import PAUSE_S, OpenLineage
@@ -75,6 +76,12 @@ def promoted(store: Store, digest: str, previous: str, kind: str = "promotion") 
     return store.merge(DRAFTS, f"serving-{kind}", "main", kind, record)
 
 
+def judged(store: Store, verdict: Verdict) -> str:
+    """A verdict on a candidate's branch; returns its digest."""
+    put_verdict(store, DRAFTS, f"candidate-{verdict.candidate[:6]}", verdict)
+    return verdict.digest()
+
+
 def names(event: dict[str, Any], side: str) -> list[str]:
     assert {d["namespace"] for d in event[side]} <= {NAMESPACE}
     return [d["name"] for d in event[side]]
@@ -85,12 +92,13 @@ def test_each_record_is_one_event_with_what_it_was_made_from_and_what_it_made(to
     empty = store.head(STATES, "main").id
     states = harvest(store, "20261130T0900Z")  # type: ignore[arg-type]
     candidate(store, B, states, A)  # type: ignore[arg-type]
+    verdict = judged(store, verdict_on(B, A, states=states))
     served = promoted(store, B, A).id
     back = promoted(store, A, B, "rollback").id
     assert [(e["job"]["name"], names(e, "inputs"), names(e, "outputs")) for e in told.events] == [
         ("harvest", [f"{STATES}@{empty}"], [f"{STATES}@{states}"]),
         ("train", [A, f"{STATES}@{states}"], [B]),
-        ("evaluate", [B, A, f"{STATES}@{states}"], ["5" * 63 + B[1]]),
+        ("evaluate", [B, A, f"{STATES}@{states}"], [verdict]),
         ("promote", [B, A, "5" * 63 + B[1]], [f"{DRAFTS}@{served}"]),
         ("rollback", [A, B, "5" * 63 + A[1]], [f"{DRAFTS}@{back}"]),
     ]
@@ -100,13 +108,14 @@ def test_each_record_is_one_event_with_what_it_was_made_from_and_what_it_made(to
 
 def test_a_first_draft_has_no_parent_and_an_imported_one_no_states(told: Told) -> None:
     candidate(told.store, A, "f" * 64, None)  # type: ignore[arg-type]
+    judged(told.store, verdict_on(A, states="f" * 64))
     record = LineageRecord(kind="candidate", subject=B, parents={"states": "imported"})
     told.store.create_branch(DRAFTS, "candidate-b", "main")
     told.store.put(DRAFTS, "candidate-b", "drafts/b", b"b")
     told.store.commit(DRAFTS, "candidate-b", "imported", record.to_metadata())
-    trained, judged, imported = told.events
+    trained, verdict, imported = told.events
     assert names(trained, "inputs") == [f"{STATES}@{'f' * 64}"]
-    assert names(judged, "inputs") == [A, f"{STATES}@{'f' * 64}"]
+    assert names(verdict, "inputs") == [A, f"{STATES}@{'f' * 64}"]
     assert imported["inputs"] == []
 
 
