@@ -144,6 +144,7 @@ def check_event(event: dict[str, Any]) -> None:
 def test_events_are_as_the_specification_wants_them_and_say_what_the_record_says(told: Told) -> None:
     states = harvest(told.store, "20261130T0900Z")  # type: ignore[arg-type]
     candidate(told.store, A, states, None)  # type: ignore[arg-type]
+    judged(told.store, verdict_on(A, states=states))
     promoted(told.store, A, "none")
     assert len(told.events) == 4
     for event in told.events:
