@@ -45,13 +45,19 @@ def test_the_wheel_has_every_package_its_entry_points_and_its_data(wheel: Path) 
         names = archive.namelist()
         metadata = Parser().parsestr(archive.read(next(n for n in names if n.endswith("METADATA"))).decode())
         entry_points = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
-    for needed in ("tide/sglang_plugin/__init__.py", "tasks/harvest.py", "flows/adapt.py", "infra/lakefs/go.mod"):
+    for needed in (
+        "tide/sglang_plugin/__init__.py",
+        "tasks/harvest.py",
+        "flows/adapt.py",
+        "infra/lakefs/go.mod",
+        "tide/guard.lua",
+    ):
         assert needed in names
     assert not [n for n in names if n.startswith(("tests/", "infra/sglang_cpu"))]
     assert "tide = tide.sglang_plugin:register" in entry_points
     assert "tide = tide.cli:main" in entry_points
     base = {r.split(";")[0].split(">")[0].split("=")[0].strip() for r in metadata.get_all("Requires-Dist") or []
             if "extra ==" not in r}  # fmt: skip
-    assert base == {"httpx", "prometheus-client", "pyarrow", "pydantic", "safetensors"}
+    assert base == {"cryptography", "httpx", "prometheus-client", "pyarrow", "pydantic", "safetensors"}
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Private :: Do Not Upload" in (metadata.get_all("Classifier") or [])
