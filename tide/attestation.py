@@ -11,6 +11,11 @@ from tide.errors import SignatureRefused
 from tide.signing import SigningKey, TrustedKeys
 
 
+def attestation_file(draft: str) -> str:
+    """Its name in DRAFT_DIR, beside the draft's folder: the promoter writes it, the engine's swap reads it."""
+    return f"{draft}.attestation.json"
+
+
 def check_verdict(signed: Signed, draft: str, trusted: TrustedKeys) -> Verdict:
     """The verdict that lets this draft serve.
 

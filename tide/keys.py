@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from tide.errors import ConfigError
+from tide.files import temporary_beside
 from tide.signing import SigningKey
 
 FOLDER = "keys"
@@ -44,7 +45,7 @@ def read(path: Path) -> SigningKey:
 
 def _make(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary_beside(path)
     temporary.touch(mode=0o600, exist_ok=False)
     try:
         temporary.write_bytes(SigningKey.generate().pem())

@@ -18,8 +18,8 @@ from tide.domain import DraftModel
 from tide.errors import Gone, NotFound, NothingToCommit
 from tide.repositories import MAIN
 from tide.retention import Kept, RetentionPlan, StoredWindow, decide
-from tide.snapshots import ROOT
 from tide.store.base import Store
+from tide.window_branch import ROOT
 
 BRANCH = "retain"
 _DAY_S = 86_400.0

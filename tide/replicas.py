@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tide.attestation import attestation_file
 from tide.domain import ReplicaSwap, Signed
 from tide.engine.base import Engine
 from tide.errors import EngineError, TideError
@@ -38,7 +39,7 @@ def install_draft(store: Store, repository: str, ref: str, digest: str, draft_di
 def mark_serving(draft_dir: Path, digest: str, signed: Signed | None = None) -> None:
     """Write ``DRAFT_DIR/serving``, which a replica loads at its start, and before it what lets the draft serve."""
     if signed is not None:
-        write_durably(draft_dir / f"{digest}.attestation.json", signed.to_json().encode())
+        write_durably(draft_dir / attestation_file(digest), signed.to_json().encode())
     write_durably(draft_dir / "serving", f"{digest}\n".encode())
 
 

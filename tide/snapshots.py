@@ -15,8 +15,8 @@ from pathlib import Path
 from tide.domain import Shard, Snapshot, Split, TargetContract, split_of
 from tide.errors import ContractMismatch, NotFound
 from tide.store.base import Store
+from tide.window_branch import ROOT
 
-ROOT = "windows/"
 _READERS = 8
 """Manifests are small: reading them is waiting."""
 

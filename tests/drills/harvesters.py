@@ -12,9 +12,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from infra.lakefs.server import Credentials
-from tests.support.spooled import HEAD, TARGET, WINDOW_S
+from tests.support.spooled import harvester_of
 from tide.errors import TideError
-from tide.harvest import Harvester
 from tide.store.lakefs import LakefsStore
 
 REFUSED = 3
@@ -48,15 +47,7 @@ def start(job: Job) -> BaseProcess:
 
 
 def _harvest(job: Job) -> None:
-    harvester = Harvester(
-        store=job.store(),
-        spool=job.spool,
-        repository=job.repository,
-        replica=job.replica,
-        window_s=WINDOW_S,
-        expected_target=TARGET,
-        head=HEAD,
-    )
+    harvester = harvester_of(job.store(), job.spool, job.repository, job.replica)
     try:
         harvester.run(job.now)
     except TideError:

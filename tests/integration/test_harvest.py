@@ -12,12 +12,11 @@ import pytest
 
 from infra.lakefs.server import LakefsServer
 from tests.fakes.crashing_store import Crash, CrashPoint, crashing
-from tests.support.spooled import HEAD, START, TARGET, WINDOW_S, add_segment, add_shard, full_spool
+from tests.support.spooled import START, TARGET, WINDOW_S, add_segment, add_shard, full_spool, harvester_of
 from tide import snapshots
 from tide import spool as spools
 from tide.domain import HarvestResult, LineageRecord, Shard, Split
 from tide.errors import NotFound, StoreUnavailable
-from tide.harvest import Harvester
 from tide.shards import ShardReader
 from tide.store.base import Store
 from tide.store.lakefs import LakefsStore
@@ -38,15 +37,7 @@ def repo() -> str:
 
 
 def _harvest(store: Store, repo: str, spool: Path) -> HarvestResult:
-    harvester = Harvester(
-        store=store,
-        spool=spool,
-        repository=repo,
-        replica="r0",
-        window_s=WINDOW_S,
-        expected_target=TARGET,
-        head=HEAD,
-    )
+    harvester = harvester_of(store, spool, repo)
     return harvester.run(NOW)
 
 

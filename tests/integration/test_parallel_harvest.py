@@ -13,10 +13,9 @@ import pytest
 from infra.lakefs.server import LakefsServer
 from tests.support.flaky_proxy import FAULTS, FlakyProxy
 from tests.support.harvested import Delivered, read_back, spooled
-from tests.support.spooled import HEAD, START, TARGET, WINDOW_S, add_segment, add_shard
+from tests.support.spooled import START, WINDOW_S, add_segment, add_shard, harvester_of
 from tide import repositories
 from tide.errors import Conflict, SpoolBusy
-from tide.harvest import Harvester
 from tide.spool import window_of
 from tide.store.lakefs import LakefsStore
 
@@ -51,15 +50,7 @@ def _fill(spool: Path, replica: str, windows: Sequence[int], delivered: Delivere
 
 def _harvest(store: LakefsStore, repo: str, spool: Path, replica: str) -> type[Exception] | None:
     """What it ended with, when that is one of the two things that meeting another harvester may end with."""
-    harvester = Harvester(
-        store=store,
-        spool=spool,
-        repository=repo,
-        replica=replica,
-        window_s=WINDOW_S,
-        expected_target=TARGET,
-        head=HEAD,
-    )
+    harvester = harvester_of(store, spool, repo, replica)
     try:
         harvester.run(START + 100 * WINDOW_S)
     except (Conflict, SpoolBusy) as error:

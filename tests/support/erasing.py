@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.support.spooled import HEAD, START, TARGET, WINDOW_S, add_segment, add_shard, states
+from tests.support.spooled import START, WINDOW_S, add_segment, add_shard, harvester_of, states
 from tide import requests
 from tide.domain import LineageRecord, Split
 from tide.erasure import Eraser
 from tide.erasure_scan import Subjects
-from tide.harvest import Harvester
 from tide.store.base import Store
 
 NOW = START + 2 * WINDOW_S
@@ -37,15 +36,7 @@ def add_late(spool: Path) -> None:
 
 def harvest(store: Store, repository: str, spool: Path, now: float = NOW) -> None:
     """Bring closed windows in."""
-    Harvester(
-        store=store,
-        spool=spool,
-        repository=repository,
-        replica="r0",
-        window_s=WINDOW_S,
-        expected_target=TARGET,
-        head=HEAD,
-    ).run(now)
+    harvester_of(store, spool, repository).run(now)
 
 
 def filled(store: Store, states_repo: str, drafts_repo: str, spool: Path) -> None:

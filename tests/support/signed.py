@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from tests.support.reports import TARGET
 from tide import lineage
-from tide.attestation import Authority
+from tide.attestation import Authority, attestation_file
 from tide.domain import Attestation, Interval, Promotion, Signed, SliceVerdict, Verdict
 from tide.rollout import Site, promote
 from tide.serving_file import SIGNED_VERDICT, draft_prefix, read_serving
@@ -65,7 +65,7 @@ def attestation(draft: str, verdict: Signed | None, **changes: Any) -> Attestati
 def attest(folder: Path, draft: str, key: SigningKey = KEY) -> Path:
     """Let a draft of a draft folder serve; returns the file that does."""
     signed = key.sign("attestation", attestation(draft, KEY.sign("verdict", verdict_on(draft))))
-    path = folder / f"{draft}.attestation.json"
+    path = folder / attestation_file(draft)
     path.write_text(signed.to_json())
     return path
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 
 from tide.domain import RequestSegment, Shard, ShardRequest, Split, TargetContract
+from tide.harvest import Harvester
 from tide.requests import request_row, write_segment
 from tide.shards import RequestStates, write_shard
+from tide.store.base import Store
 
 HIDDEN, VOCAB = 32, 32
 WINDOW_S = 300
@@ -81,6 +83,19 @@ def add_segment(
     counts = {"queue_full": dropped} if dropped else {}
     return write_segment(
         spool / "requests", rows, target=target, opened_at=at - 5, closed_at=at, dropped=counts, excluded={"sampled": 1}
+    )
+
+
+def harvester_of(store: Store, spool: Path, repository: str, replica: str = "r0") -> Harvester:
+    """A harvester of these windows that expects this target and its head."""
+    return Harvester(
+        store=store,
+        spool=spool,
+        repository=repository,
+        replica=replica,
+        window_s=WINDOW_S,
+        expected_target=TARGET,
+        head=HEAD,
     )
 
 

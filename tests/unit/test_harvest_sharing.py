@@ -13,9 +13,8 @@ import pytest
 from tests.fakes.crashing_store import Crash, CrashPoint, crashing
 from tests.fakes.memory_store import MemoryStore
 from tests.support.harvested import Delivered, read_back, spooled
-from tests.support.spooled import HEAD, START, TARGET, WINDOW_S, add_segment, add_shard
+from tests.support.spooled import START, WINDOW_S, add_segment, add_shard, harvester_of
 from tide.errors import Conflict
-from tide.harvest import Harvester
 from tide.spool import window_of
 from tide.store.base import Store
 
@@ -38,15 +37,7 @@ class Visit(CrashPoint):
 
 def _harvest(store: Store, spool: Path) -> bool:
     """False when the run ended because it met the other one."""
-    harvester = Harvester(
-        store=store,
-        spool=spool,
-        repository=REPO,
-        replica="r0",
-        window_s=WINDOW_S,
-        expected_target=TARGET,
-        head=HEAD,
-    )
+    harvester = harvester_of(store, spool, REPO)
     try:
         harvester.run(START + WINDOW_S)
     except Conflict:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.memory_store import MemoryStore
 from tests.support.signed import put_verdict, verdict_on
-from tests.support.spooled import HEAD, START, TARGET, WINDOW_S, full_spool
+from tests.support.spooled import START, TARGET, WINDOW_S, full_spool, harvester_of
 from tests.unit.test_history import DRAFTS, STATES, A, B, candidate, harvest
 from tide import wiring
 from tide.config import Settings
@@ -205,9 +205,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 def harvester(store: Store, spool: Path) -> Harvester:
-    return Harvester(
-        store=store, spool=spool, repository=STATES, replica="r0", window_s=WINDOW_S, expected_target=TARGET, head=HEAD
-    )
+    return harvester_of(store, spool, STATES)
 
 
 def test_a_harvest_is_received_once_a_window(receiver: Receiver, tmp_path: Path) -> None:

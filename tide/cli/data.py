@@ -19,6 +19,7 @@ from tide.domain import Value
 from tide.erasure_scan import Subjects
 from tide.errors import BadInputError, ConfigError
 from tide.sglang_plugin.admission import conversation_hash, request_hash, session_hash
+from tide.sglang_plugin.settings import HASH_KEY_FILE
 
 if TYPE_CHECKING:
     from tide.erasure import ErasureResult
@@ -115,7 +116,7 @@ def _hash_key(config: Settings) -> bytes:
     """The key that the replicas hash with. Never made here: a new one would find nothing."""
     if config.hash_key:
         return config.hash_key.encode()
-    path = config.spool_folder / "hash.key"
+    path = config.spool_folder / HASH_KEY_FILE
     try:
         return path.read_text().strip().encode()
     except OSError as error:

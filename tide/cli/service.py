@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +14,6 @@ from tide import pinned as pinning
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.errors import EngineError
 from tide.history import serving_at
-from tide.signing import SigningKey
 
 commands = typer.Typer()
 snapshot = typer.Typer(no_args_is_help=True, help="The states commit that experiments are made on.")
@@ -32,7 +30,8 @@ class LineageForm(StrEnum):
 def init(home: Home = DEFAULT_HOME) -> None:
     """Make the signing key and the service's two repositories, their main guarded; harmless to repeat."""
     config = use_stack(home)
-    path, key = keys.ensure(config.home) if config.signing_key_file is None else _own_key(config.signing_key_file)
+    path = config.signing_key_file or keys.ensure(config.home)[0]
+    key = keys.read(path)
     print(f"signing key: {path}, for the worker that evaluates and promotes: TIDE_SIGNING_KEY_FILE={path}")
     print(f"public key, for workers and engines: TIDE_PUBLIC_KEYS={key.public}")
     store = wiring.store(config)
@@ -40,10 +39,6 @@ def init(home: Home = DEFAULT_HOME) -> None:
     print(f"{config.states_repository}: main takes merges only")
     repositories.mend_drafts(store, config.drafts_repository)
     print(f"{config.drafts_repository}: main takes merges only, and only those with an attestation")
-
-
-def _own_key(path: Path) -> tuple[Path, SigningKey]:
-    return path, keys.read(path)
 
 
 @commands.command()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tide import ledger, repositories, rollout, snapshots
+from tide import ledger, repositories, rollout, snapshots, window_branch
 from tide.config import Settings
 from tide.demo.report import Cycle
 from tide.domain import DraftModel, DriftReport, Promotion, Verdict, WindowManifest
@@ -118,7 +118,7 @@ class Cycles:
         repository = self._config.states_repository
         found = [
             WindowManifest.model_validate_json(self._store.read(repository, "main", item.path))
-            for item in self._store.list(repository, "main", snapshots.ROOT)
+            for item in self._store.list(repository, "main", window_branch.ROOT)
             if item.path.endswith("/manifest.json")
         ]
         return {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tide.attestation import check_attestation
+from tide.attestation import attestation_file, check_attestation
 from tide.domain import Signed, TargetContract
 from tide.draft_files import DraftFiles, load_draft
 from tide.errors import ContractMismatch, DraftError, SignatureRefused
@@ -66,7 +66,7 @@ class DraftShelf:
         """Check what allows a draft to serve. Raises SignatureRefused when it is missing or forged."""
         if self.trusted is None or self.folder is None:
             return
-        path = self.folder / f"{digest}.attestation.json"
+        path = self.folder / attestation_file(digest)
         try:
             signed = Signed.model_validate_json(path.read_bytes())
         except FileNotFoundError as error:

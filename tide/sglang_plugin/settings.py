@@ -18,6 +18,8 @@ from tide.errors import ConfigError
 
 MIB = 1 << 20
 GIB = 1 << 30
+HASH_KEY_FILE = "hash.key"
+"""In the spool folder: the key that ids are hashed with, where TIDE_HASH_KEY is not set."""
 
 
 class PluginSettings(BaseModel):
@@ -114,7 +116,7 @@ class PluginSettings(BaseModel):
             return self.hash_key.encode()
         if self.spool_dir is None:
             raise ConfigError("TIDE_HASH_KEY is unset and there is no TIDE_SPOOL_DIR to keep a key in")
-        return _stored_key(self.spool_dir / "hash.key")
+        return _stored_key(self.spool_dir / HASH_KEY_FILE)
 
 
 def _explain(error: object) -> str:
