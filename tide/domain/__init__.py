@@ -25,6 +25,7 @@ from tide.domain.identity import (
     Value,
     split_of,
 )
+from tide.domain.profile import EngineProfile, ProfilePoint
 from tide.domain.serving import LineageRecord, Promotion, ReplicaSwap, Serving, ServingDraft
 from tide.domain.signed import Attestation, KeyId, Signed, SignedKind
 from tide.domain.states import HarvestResult, RequestSegment, Shard, ShardRequest, Snapshot, WindowManifest
@@ -38,6 +39,7 @@ __all__ = [
     "DraftContract",
     "DraftModel",
     "DriftReport",
+    "EngineProfile",
     "ErasedObject",
     "Erasure",
     "ErasureDone",
@@ -46,6 +48,7 @@ __all__ = [
     "Interval",
     "KeyId",
     "LineageRecord",
+    "ProfilePoint",
     "Promotion",
     "Record",
     "ReplicaSwap",
