@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,8 @@ from tide.errors import TrafficError
 Workload = Literal["chat", "functions", "code"]
 
 ROLES = ("system", "user", "assistant")
-CHAT_LIMIT = 2_000
-"""Chat prompts taken; the package holds ten times as many, and reading them all takes longer than the demo needs."""
+PROMPT_LIMIT = 2_000
+"""Prompts taken of a workload; the chat package holds more, and reading them all takes longer than the demo needs."""
 _CHAT_LENGTHS = range(80, 1_201)
 _FUNCTIONS_LIMIT = 3_000
 _CHUNK = 1 << 22
@@ -37,19 +38,20 @@ class Prompt(Value):
     messages: tuple[dict[str, str], ...]
 
 
-def load_workload(name: Workload) -> list[Prompt]:
+def load_workload(name: Workload, *, limit: int = PROMPT_LIMIT) -> list[Prompt]:
     """All prompts of a packaged workload, each once, in an order that is the same everywhere.
 
     Args:
         name: ``chat`` (ShareGPT first turns in English), ``functions`` (BFCL function calls with schemas), ``code``
             (HumanEval functions to complete).
+        limit: texts read at most.
 
     Raises:
         TrafficError: the package is not installed or its data is not as expected, or there is no such workload.
     """
     if name not in _SOURCES:
         raise TrafficError(f"there is no workload {name!r}: choose one of {', '.join(_SOURCES)}")
-    prompts = {p.conversation: p for p in (_prompt(name, [_user(text)]) for text in _SOURCES[name]())}
+    prompts = {p.conversation: p for p in (_prompt(name, [_user(text)]) for text in islice(_SOURCES[name](), limit))}
     if not prompts:
         raise TrafficError(f"workload {name!r}: the package's data holds no usable prompt; reinstall it (`make setup`)")
     # By hash: neighbours in the packages are alike, and a part of the list should be like the whole.
@@ -173,8 +175,6 @@ def _chats() -> Iterator[str]:
         if text[:200] not in seen:  # many conversations start from one shared template
             seen.add(text[:200])
             yield text
-        if len(seen) == CHAT_LIMIT:
-            return
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
