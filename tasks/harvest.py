@@ -8,9 +8,9 @@ import torch
 from prefect import get_run_logger
 
 from tasks.stage import stage
-from tide import target_files, wiring
+from tide import ledger, target_files, wiring
 from tide.config import Settings
-from tide.domain import HarvestResult, TargetContract
+from tide.domain import Erasure, HarvestResult, TargetContract
 from tide.harvest import Harvester
 
 
@@ -23,14 +23,16 @@ def harvest_spool(replica: str | None = None) -> HarvestResult:
     """
     config = wiring.settings()
     target, head = _expected(config)
+    store = wiring.store(config)
     result = Harvester(
-        store=wiring.store(config),
+        store=store,
         spool=config.spool_folder,
         repository=config.states_repository,
         replica=replica or next(iter(config.replica_urls)),
         window_s=config.policy().capture.window_s,
         expected_target=target,
         head=head,
+        erased=ledger.every(store, config.drafts_repository, ledger.ERASURE, Erasure),
     ).run(time.time())
     get_run_logger().info(summary(result))
     return result

@@ -22,8 +22,10 @@ import torch
 
 from tide import repositories, window_branch
 from tide import spool as spools
-from tide.domain import HarvestResult, TargetContract, WindowManifest
+from tide.domain import Erasure, HarvestResult, TargetContract, WindowManifest
+from tide.erasure_scan import Subjects
 from tide.intake import Intake
+from tide.local_copies import clean_spool
 from tide.requests import merge_segments, parse_table
 from tide.spool import SpooledSegment, SpooledShard, SpoolWindow, sum_counts
 from tide.store.base import Store
@@ -39,6 +41,7 @@ class Harvester:
         replica: name of the replica; one writer a replica.
         expected_target: the target that serves. None: the first shard of a window decides.
         head: [V, H] lm_head weight for the semantic check; None leaves it out.
+        erased: erasures on the ledger: rows of theirs that this spool still holds from before are not brought back.
     """
 
     store: Store
@@ -48,6 +51,7 @@ class Harvester:
     window_s: int
     expected_target: TargetContract | None = None
     head: torch.Tensor | None = None
+    erased: Sequence[Erasure] = ()
 
     def run(self, now: float) -> HarvestResult:
         """Harvest all windows that ended before ``now`` (seconds since the epoch), oldest first.
@@ -61,6 +65,7 @@ class Harvester:
         with spools.locked(self.spool):
             repositories.ensure(self.store, self.repository)
             refused = self._refuse_damaged(now)
+            self._leave_out_erased()
             known = self._known_shards()
             results = [HarvestResult(repository=self.repository, commit=None, quarantined=refused)]
             for window, content in spools.closed_windows(self.spool, now, self.window_s).items():
@@ -110,6 +115,12 @@ class Harvester:
         for path, rule in rules.items():
             spools.quarantine(self.spool, path, window="", rule=rule, detail="it can never be read: see the file")
         return dict(Counter(rules.values()))
+
+    def _leave_out_erased(self) -> None:
+        """An erasure cleans the spool of its own host; this one may be another, or a harvest may have been at work."""
+        for erasure in self.erased:
+            subjects = Subjects(conversations=erasure.conversations, requests=erasure.requests)
+            clean_spool(self.spool, subjects, dry_run=False, before=erasure.at)
 
     # What is stored
 

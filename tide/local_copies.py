@@ -5,6 +5,7 @@ Owns where such copies lie and how they are written again or removed. Knows noth
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -39,10 +40,13 @@ class LocalCopies(Value):
     """Training folders that may hold copies and are in use."""
 
 
-def clean_spool(spool: Path, subjects: Subjects, *, dry_run: bool) -> LocalCopies:
+def clean_spool(spool: Path, subjects: Subjects, *, dry_run: bool, before: float = math.inf) -> LocalCopies:
     """Write spooled shards and pieces of the request table again without the subjects; the caller holds the lock.
 
     The new file is there before the old one goes: killed in between, both are found and the old one goes next time.
+
+    Args:
+        before: files opened at this time or later are left alone, seconds since the epoch.
 
     Raises:
         ShardError, BadInputError: a spooled file cannot be read; names it.
@@ -51,13 +55,15 @@ def clean_spool(spool: Path, subjects: Subjects, *, dry_run: bool) -> LocalCopie
     rewritten: list[str] = []
     for path, manifest in _shards(spool):
         meant = {r.request for r in manifest.requests if subjects.name(r.request, r.conversation)}
-        if meant:
+        if meant and manifest.opened_at < before:
             named |= meant
             rewritten.append(str(path))
             if not dry_run:
                 shards.rewrite_shard(path, path.parent, lambda r: subjects.name(r.request, r.conversation))
                 spools.remove(path)
     for path, segment in _segments(spool):
+        if segment.opened_at >= before:
+            continue
         rows = requests.read_table([path]).to_pylist()
         meant = {row["request"] for row in rows if subjects.name(row["request"], row["conversation"])}
         if meant:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+import pyarrow.dataset  # noqa: F401  # what the first read of a table would import
 
 from infra.lakefs.server import Credentials
 from tests.support.spooled import harvester_of
@@ -39,17 +42,37 @@ class Job:
         return LakefsStore(self.endpoint, self.keys.access_key, self.keys.secret_key)
 
 
-def start(job: Job) -> BaseProcess:
-    """Begin a harvest; ``exitcode`` is 0, REFUSED, or minus the signal that ended it."""
-    process = _CONTEXT.Process(target=_harvest, args=(job,), daemon=True)
+@dataclass(frozen=True)
+class Harvest:
+    """A harvest that runs; ``process.exitcode`` will be 0, REFUSED, or minus the signal that ended it."""
+
+    process: BaseProcess
+    news: Connection
+    """Says when the process has started up and begins, and when it has done its work: a kill counts in between."""
+
+    def hears(self, timeout_s: float) -> bool:
+        """Wait for the next news; False when the process ended without."""
+        try:
+            return self.news.poll(timeout_s) and bool(self.news.recv())
+        except EOFError:
+            return False
+
+
+def start(job: Job) -> Harvest:
+    """Begin a harvest."""
+    news, told = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_harvest, args=(job, told), daemon=True)
     process.start()
-    return process
+    told.close()
+    return Harvest(process, news)
 
 
-def _harvest(job: Job) -> None:
+def _harvest(job: Job, tells: Connection) -> None:
     harvester = harvester_of(job.store(), job.spool, job.repository, job.replica)
+    tells.send("begins")
     try:
         harvester.run(job.now)
+        tells.send("has done")
     except TideError:
         with job.log.open("a") as log:
             traceback.print_exc(file=log)

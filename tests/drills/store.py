@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from infra import ports
 from infra.lakefs.server import LakefsServer
 from tests.drills import harvesters
 from tests.drills.deliveries import Spools
+from tests.drills.harvesters import Harvest
 from tests.support.harvested import ReadBack, read_back
 from tide.store.lakefs import LakefsStore
 
@@ -49,7 +49,7 @@ class Drill:
     rng: random.Random
     logs: Path
     took: list[float] = field(default_factory=list)
-    """Seconds of the runs that nobody disturbed."""
+    """Seconds of the runs that nobody disturbed, the start and end of their processes left out."""
     landed: Counter[str] = field(default_factory=Counter)
     """What the killed harvesters had reached."""
     incomplete: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Drill:
         self.spools.fill()
         running = self._begin()
         victim = self.rng.choice(REPLICAS)
-        self._wait_somewhere()
+        self._wait_somewhere(running[victim])
         killed = _kill(running[victim])
         self._join(running)
         if killed:
@@ -84,19 +84,20 @@ class Drill:
         """One round; False when no harvester was at work at the kill."""
         self.spools.fill()
         running = self._begin()
-        self._wait_somewhere()
+        watched = running[self.rng.choice(REPLICAS)]
+        self._wait_somewhere(watched)
         process = self.server.process
         assert process is not None
         assert process.child is not None
-        at_work = any(harvester.is_alive() for harvester in running.values())
         os.kill(process.record.pid, signal.SIGKILL)
+        at_work = not watched.news.poll()
         process.child.wait(RUN_S)
         self.server.start()
         self._join(running, allowed=(0, harvesters.REFUSED))
         self._complete("the run after the server's death")
         return at_work
 
-    def _begin(self) -> dict[str, BaseProcess]:
+    def _begin(self) -> dict[str, Harvest]:
         return {replica: harvesters.start(self._job(replica)) for replica in REPLICAS}
 
     def _job(self, replica: str) -> harvesters.Job:
@@ -110,23 +111,31 @@ class Drill:
             self.logs / f"{replica}.log",
         )
 
-    def _wait_somewhere(self) -> None:
+    def _wait_somewhere(self, harvest: Harvest) -> None:
+        """Until a random moment of a harvest that has begun."""
+        harvest.hears(RUN_S)
         time.sleep(self.rng.uniform(0, statistics.median(self.took[-5:])))
 
-    def _join(self, running: dict[str, BaseProcess], allowed: tuple[int, ...] = (0,)) -> None:
+    def _join(self, running: dict[str, Harvest], allowed: tuple[int, ...] = (0,)) -> None:
         """Wait for all; whatever ended otherwise, and was not killed, did not complete."""
-        for replica, process in running.items():
+        for replica, harvest in running.items():
+            process = harvest.process
             process.join(RUN_S)
             if process.exitcode not in (*allowed, -signal.SIGKILL):
                 self.incomplete.append(f"{replica} beside a kill: exit code {process.exitcode}")
 
     def _complete(self, which: str) -> None:
+        running = self._begin()
+        for harvest in running.values():
+            harvest.hears(RUN_S)
         began = time.monotonic()
-        for replica, process in self._begin().items():
-            process.join(RUN_S)
-            if process.exitcode != 0:
-                self.incomplete.append(f"{which}: {replica}: exit code {process.exitcode}, see {self.logs}")
+        for harvest in running.values():
+            harvest.hears(RUN_S)
         self.took.append(time.monotonic() - began)
+        for replica, harvest in running.items():
+            harvest.process.join(RUN_S)
+            if harvest.process.exitcode != 0:
+                self.incomplete.append(f"{which}: {replica}: exit code {harvest.process.exitcode}, see {self.logs}")
         left = [*self.spools.left(), *(b for b in self.store.branches(REPOSITORY) if b != "main")]
         if left:
             self.incomplete.append(f"{which}: left behind: {', '.join(left)}")
@@ -144,11 +153,12 @@ class Drill:
         return "no branch: before, between or after windows"
 
 
-def _kill(process: BaseProcess) -> bool:
-    """SIGKILL; False when it had ended."""
+def _kill(harvest: Harvest) -> bool:
+    """SIGKILL; False when it had done its work."""
+    process = harvest.process
     process.kill()
     process.join(RUN_S)
-    return process.exitcode == -signal.SIGKILL
+    return process.exitcode == -signal.SIGKILL and not harvest.hears(0)
 
 
 def run(drill: Drill, kills: int, server_kills: int) -> None:
@@ -202,7 +212,7 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         home, rng = Path(folder), random.Random(args.seed)
-        with LakefsServer(home, port=ports.free_port(), die_with_parent=True) as server:
+        with LakefsServer(home, port=ports.free_port(), ready_s=RUN_S, die_with_parent=True) as server:
             drill = Drill(server, Spools(home / "spools", REPLICAS, rng), rng, home)
             run(drill, args.kills, args.server_kills)
             found = read_back(drill.store, REPOSITORY, drill.spools.good)

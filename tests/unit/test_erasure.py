@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.crashing_store import Crash, CrashPoint, crashing
 from tests.fakes.memory_store import MemoryStore
 from tests.support.erasing import DRAFT, NOW, SEED, SUBJECTS, add_late, eraser, filled, harvest, leaks
-from tests.support.spooled import START, TARGET, WINDOW_S, add_segment, add_shard, truncate
+from tests.support.spooled import START, TARGET, WINDOW_S, add_segment, add_shard, harvester_of, truncate
 from tests.support.tiny import tiny_draft
 from tide import candidates, ledger, provenance, snapshots, spool
 from tide.config import Policy
@@ -183,6 +183,22 @@ def test_the_spool_is_cleaned_of_it_and_the_harvest_takes_the_rest(store: Memory
     harvest(store, STATES, spooled, NOW + 20_000)
     assert requests_on_main(store) == ["1", "3", "4", "5", "6"]
     assert leaks(store.blocks(STATES)) == []
+
+
+def test_a_harvest_of_another_host_brings_nothing_back_and_takes_what_came_after(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    add_shard(elsewhere, SEED, 6, at=START + WINDOW_S + 20)
+    add_segment(elsewhere, SEED, 6, at=START + WINDOW_S + 21)
+    erase(store, tmp_path)
+    erased = ledger.every(store, DRAFTS, ledger.ERASURE, Erasure)
+    replace(harvester_of(store, elsewhere, STATES, "r1"), erased=erased).run(NOW)
+    assert requests_on_main(store) == ["1", "3", "4", "5", "6"]
+    assert leaks(store.blocks(STATES)) == []
+    add_shard(elsewhere, SEED, at=erased[0].at + 5)  # opened at the erasure: the person came back
+    replace(harvester_of(store, elsewhere, STATES, "r1"), erased=erased).run(erased[0].at + WINDOW_S)
+    assert requests_on_main(store) == ["1", "2", "3", "4", "5", "6"]
 
 
 def test_quarantined_files_of_it_go_and_those_that_do_not_say_are_named(store: MemoryStore, tmp_path: Path) -> None:
