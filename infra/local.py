@@ -30,6 +30,7 @@ __all__ = [
     "down",
     "end_pipeline",
     "load",
+    "plain_engine",
     "read_env",
     "restart_engine",
     "running",
@@ -144,6 +145,16 @@ def start_plain_engine(home: Path, report: Report = print) -> str:
     options = SglangOptions.model_validate({**load(home).engine.model_dump(), **changes})
     sglang.wait_ready(sglang.launch(home, options, name=PLAIN_ENGINE), options, report)
     return options.url
+
+
+@contextlib.contextmanager
+def plain_engine(home: Path, report: Report = print) -> Iterator[str]:
+    """The address of an engine as ``start_plain_engine`` starts it, for as long as the block lasts."""
+    try:
+        yield start_plain_engine(home, report)
+    finally:
+        if process := processes.find(home.absolute(), PLAIN_ENGINE):
+            process.stop(STOP_GRACE_S)
 
 
 def end_pipeline(home: Path, report: Report = print) -> None:

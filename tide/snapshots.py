@@ -19,6 +19,7 @@ from tide.window_branch import ROOT
 
 _READERS = 8
 """Manifests are small: reading them is waiting."""
+_TABLE = "/requests.parquet"
 
 
 def manifests(store: Store, repository: str, ref: str, *folders: str) -> list[tuple[str, Shard]]:
@@ -167,9 +168,14 @@ def fetch_request_tables(
     local = []
     for item in store.list(repository, commit, ROOT):
         window = item.path.removeprefix(ROOT).split("/")[0]
-        if item.path.endswith("/requests.parquet") and window >= oldest:
+        if item.path.endswith(_TABLE) and window >= oldest:
             file = destination / item.path.removeprefix(ROOT).replace("/", "-")
             if not file.exists():
                 store.download(repository, commit, item.path, file)
             local.append(file)
     return local
+
+
+def replica_of(table: Path) -> str:
+    """The replica whose requests a file of ``fetch_request_tables`` holds."""
+    return table.name.removesuffix(_TABLE.replace("/", "-")).partition("-")[2]

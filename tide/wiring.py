@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,13 @@ def engines(config: Settings) -> list[Engine]:
     from tide.engine.sglang import SglangEngine
 
     return [SglangEngine(url, name=name, admin_key=config.admin_key) for name, url in config.replica_urls.items()]
+
+
+def engines_at(addresses: Sequence[str]) -> list[Engine]:
+    """Clients of SGLang servers that are no replicas of the service: nothing that needs a key is asked of them."""
+    from tide.engine.sglang import SglangEngine
+
+    return [SglangEngine(address) for address in addresses]
 
 
 def trainer() -> Trainer:

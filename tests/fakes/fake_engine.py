@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from tide.domain import DraftContract, TargetContract
-from tide.engine.base import Engine, EngineFacts, Generation, SwapResult
+from tide.engine.base import Engine, EngineFacts, Generation, Speculation, SwapResult
 from tide.errors import EngineError, EngineUnavailable, SwapRefused
 
 NO_DRAFT = "none"
@@ -68,6 +68,17 @@ class FakeEngine(Engine):
             speculative_steps=self._steps,
             speculative_topk=1,
             draft_tokens=self._steps + 1,
+        )
+
+    def speculation(self) -> Speculation:
+        self.check_health()
+        speculative = self._steps > 0
+        return Speculation(
+            engine="fake 1",
+            speculative=speculative,
+            steps=self._steps,
+            topk=int(speculative),
+            draft_tokens=self._steps + 1 if speculative else 0,
         )
 
     def generate(

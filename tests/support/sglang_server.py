@@ -31,6 +31,7 @@ class SglangServer:
         draft: the draft's folder; None: plain serving.
         env: variables beside the usual ones. With any TIDE_TEST_* among them the test plugin
             in `engine_plugin` beside this file is loaded too.
+        start_s: how long it is waited for.
         options: further fields of `infra.sglang.SglangOptions` (dtype, steps, topk, draft_tokens, admin_key, spool,
             draft_dir, extra_args, ...).
 
@@ -45,9 +46,10 @@ class SglangServer:
         *,
         draft: Path | None = None,
         env: Mapping[str, str] | None = None,
+        start_s: float = START_S,
         **options: Any,
     ) -> None:
-        self.home = home
+        self.home, self.start_s = home, start_s
         self.options = sglang.SglangOptions(
             model=model.absolute(),
             port=ports.free_port(),
@@ -66,7 +68,7 @@ class SglangServer:
     def __enter__(self) -> Self:
         self.process = sglang.launch(self.home, self.options)
         try:
-            sglang.wait_ready(self.process, self.options, timeout_s=START_S)
+            sglang.wait_ready(self.process, self.options, timeout_s=self.start_s)
         except BaseException:
             self.process.stop()
             raise

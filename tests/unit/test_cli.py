@@ -29,6 +29,7 @@ COMMANDS = (
     "reconcile",
     "demo",
     "erase",
+    "profile",
 )
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tide.engine import sglang as module
+from tide.engine.base import Speculation
 from tide.engine.sglang import SglangEngine
 from tide.errors import EngineError, EngineUnavailable, SwapRefused
 
@@ -164,6 +165,24 @@ def test_a_server_that_does_not_report_one_draft_is_an_error(states: list[Any], 
     engine, _ = engine_of({"/server_info": info(*states)})
     with pytest.raises(EngineError, match=message):
         engine.facts()
+
+
+def test_how_a_server_decodes_is_known_without_the_plugin() -> None:
+    plain = {"speculative_num_steps": None, "speculative_eagle_topk": None, "speculative_num_draft_tokens": None}
+    engine, _ = engine_of({"/server_info": info({}, speculative_algorithm=None, **plain)})
+    assert engine.speculation() == Speculation(
+        engine="sglang 0.5.23", speculative=False, steps=0, topk=0, draft_tokens=0
+    )
+    engine, _ = engine_of({"/server_info": info({}, speculative_algorithm="EAGLE3")})
+    assert engine.speculation() == Speculation(
+        engine="sglang 0.5.23", speculative=True, steps=3, topk=1, draft_tokens=4
+    )
+
+
+def test_a_server_that_verifies_without_a_draft_speculates_with_no_steps() -> None:
+    fields = {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 0, "speculative_num_draft_tokens": 1}
+    engine, _ = engine_of({"/server_info": info({}, **fields)})
+    assert (engine.speculation().speculative, engine.speculation().steps) == (True, 0)
 
 
 def chat(**meta: Any) -> httpx.Response:

@@ -118,3 +118,11 @@ def test_request_tables_long_before_the_promotion_are_not_fetched(store: MemoryS
     recent = snapshots.fetch_request_tables(store, REPOSITORY, "main", tmp_path / "b", since=9 * 86_400.0)
     assert [p.read_bytes().decode() for p in every] == ["19700101T000000Z", "19700110T000000Z"]
     assert [p.read_bytes().decode() for p in recent] == ["19700110T000000Z"]
+
+
+def test_a_request_table_says_which_replica_it_is_of(store: MemoryStore, tmp_path: Path) -> None:
+    for replica in ("r0", "eu-west-1"):
+        store.put(REPOSITORY, "main", f"windows/20260101T000000Z/{replica}/requests.parquet", b"rows")
+    store.commit(REPOSITORY, "main", "harvest", {})
+    found = snapshots.fetch_request_tables(store, REPOSITORY, "main", tmp_path)
+    assert sorted(map(snapshots.replica_of, found)) == ["eu-west-1", "r0"]

@@ -31,6 +31,19 @@ class EngineFacts(Record):
     """Counters of the tap: ``rows``, ``dropped`` and ``excluded`` by reason, ``enabled``."""
 
 
+class Speculation(Record):
+    """How a replica decodes, by the engine's own word: known without the plugin."""
+
+    engine: str
+    """Engine name and version, for example ``sglang 0.5.23``."""
+    speculative: bool
+    steps: int
+    """Draft steps of a verify step; 0 when it does not speculate, or verifies without a draft."""
+    topk: int
+    draft_tokens: int
+    """Tokens verified in one step, the newest known token included; 0 when it does not speculate."""
+
+
 class Generation(Record):
     """One answer, with the acceptance counters of its own request. Counters are None when there was no verify step."""
 
@@ -71,6 +84,10 @@ class Engine(ABC):
     @abstractmethod
     def facts(self) -> EngineFacts:
         """Identity, speculation settings, active draft and capture counters."""
+
+    @abstractmethod
+    def speculation(self) -> Speculation:
+        """How it decodes; an engine without the plugin says so too."""
 
     @abstractmethod
     def generate(

@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-from tide.engine.base import Engine, EngineFacts, Generation, SwapResult
-from tide.engine.sglang_answers import read_facts, read_generation, read_reason
+from tide.engine.base import Engine, EngineFacts, Generation, Speculation, SwapResult
+from tide.engine.sglang_answers import read_facts, read_generation, read_reason, read_speculation
 from tide.errors import EngineError, EngineUnavailable, SwapRefused
 
 CONTINUE_ATTEMPTS = 5
@@ -83,6 +83,10 @@ class SglangEngine(Engine):
         """
         info, tide = self._server_info()
         return read_facts(self.name, info, tide)
+
+    def speculation(self) -> Speculation:
+        """How it decodes; an engine without the plugin says so too."""
+        return read_speculation(self._call("GET", "/server_info").json())
 
     def generate(
         self,

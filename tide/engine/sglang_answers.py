@@ -11,7 +11,7 @@ import httpx
 from pydantic import ValidationError
 
 from tide.domain import DraftContract, TargetContract
-from tide.engine.base import EngineFacts, Generation
+from tide.engine.base import EngineFacts, Generation, Speculation
 from tide.errors import EngineError
 
 
@@ -27,19 +27,31 @@ def read_facts(name: str, info: dict[str, Any], tide: dict[str, Any]) -> EngineF
         EngineError: the plugin is of another version.
     """
     contract, target = tide.get("draft_contract"), tide.get("target")
+    decoding = read_speculation(info)
     try:
         return EngineFacts(
-            engine=f"sglang {info.get('version', 'unknown')}",
+            engine=decoding.engine,
             target=None if target is None else TargetContract.model_validate(target),
             draft=tide["draft"],
             draft_contract=None if contract is None else DraftContract.model_validate(contract),
-            speculative_steps=info.get("speculative_num_steps") or 0,
-            speculative_topk=info.get("speculative_eagle_topk") or 0,
-            draft_tokens=info.get("speculative_num_draft_tokens") or 0,
+            speculative_steps=decoding.steps,
+            speculative_topk=decoding.topk,
+            draft_tokens=decoding.draft_tokens,
             capture=tide.get("capture") or {},
         )
     except (KeyError, ValidationError) as error:
         raise EngineError(f"{name}: the plugin's state is not of this version of tide: {error}") from error
+
+
+def read_speculation(info: dict[str, Any]) -> Speculation:
+    """How a server decodes, from its answer of ``/server_info``."""
+    return Speculation(
+        engine=f"sglang {info.get('version', 'unknown')}",
+        speculative=bool(info.get("speculative_algorithm")),
+        steps=info.get("speculative_num_steps") or 0,
+        topk=info.get("speculative_eagle_topk") or 0,
+        draft_tokens=info.get("speculative_num_draft_tokens") or 0,
+    )
 
 
 def read_reason(response: httpx.Response) -> str:
