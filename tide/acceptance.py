@@ -10,6 +10,7 @@ the first one, which prefill makes, included; so plain decoding of G tokens take
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,6 @@ import numpy.typing as npt
 from tide.domain import EvalReport, Interval
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 MAX_CLUSTERS = 500
 """More conversations than this are first summed into as many groups: their figures stay independent, the interval
@@ -37,22 +37,64 @@ class Walk:
     """What serving one request with a draft would have counted."""
 
     tokens: int
-    verify_steps: int
-    accepted: int
+    verify_steps: float
+    accepted_at: tuple[float, ...]
+    """Verify steps that accepted at least d + 1 proposals, by depth d."""
+
+    @property
+    def accepted(self) -> float:
+        """Accepted proposals."""
+        return sum(self.accepted_at)
 
 
-def walk(correct: Ints) -> Walk:
-    """Replay the verify steps of one request: propose, accept the right prefix, take the bonus token, jump.
+class Replay:
+    """The verify steps of one logged request: propose, accept the right prefix, take the bonus token, jump.
 
     Args:
-        correct: [G - 1] for G generated tokens: how many leading proposals are right when the newest known token is
-            generated token i; never more than the G - 1 - i tokens that follow it.
+        tokens: generated tokens; the first comes from prefill.
+        depth: proposals that one verify step can accept.
     """
-    position, steps, accepted, last = 0, 0, 0, len(correct)
-    while position < last:
-        right = int(correct[position])
-        steps, accepted, position = steps + 1, accepted + right, position + right + 1
-    return Walk(tokens=last + 1, verify_steps=steps, accepted=accepted)
+
+    def __init__(self, tokens: int, depth: int) -> None:
+        self.position, self._tokens, self._steps = 0, tokens, 0
+        self._right, self._expected = [0] * depth, [0.0] * depth
+
+    @property
+    def left(self) -> int:
+        """Known tokens behind the newest one, generated token ``position``; none: the walk has ended."""
+        return max(self._tokens - 1 - self.position, 0)
+
+    def step(self, right: int, expected: Sequence[float] = ()) -> None:
+        """One verify step.
+
+        Args:
+            right: leading proposals that equal the logged tokens, at most ``left``.
+            expected: chance of acceptance by depth, given the logged tokens before it: 0 behind the first wrong one.
+        """
+        self._steps += 1
+        self.position += right + 1
+        for depth in range(right):
+            self._right[depth] += 1
+        for depth, share in enumerate(expected):
+            self._expected[depth] += share
+
+    def counted(self) -> Walk:
+        """As greedy verification counts it."""
+        return Walk(self._tokens, self._steps, tuple(self._right))
+
+    def expected(self) -> Walk:
+        """As verification that samples counts it, in expectation.
+
+        ``step`` was given the chance that verification accepts a proposal where counting gives 1 or 0 by the token that
+        happened to be sampled: the same mean with less variance (Rao-Blackwell). The expected steps take that mean for
+        a step of THIS answer: as many tokens, emitted at 1 + mean acceptance a step. With chances of 1 and 0 alone they
+        are the counted ones.
+        """
+        if not self._steps:
+            return Walk(self._tokens, 0, tuple(self._expected))
+        emitted, mean = self._steps + sum(self._right), sum(self._expected) / self._steps
+        steps = emitted / (1 + mean)
+        return Walk(self._tokens, steps, tuple(share * steps / self._steps for share in self._expected))
 
 
 def expected_length(rate: float, steps: int) -> float:
@@ -65,9 +107,9 @@ def baseline_without_draft(report: EvalReport) -> EvalReport:
 
     This is what a first draft is compared with; its draft is ``none`` and it has no contract.
     """
+    nothing = {"proposed": 0, "accepted": 0, "accepted_at": ()}
     scores = tuple(
-        score.model_copy(update={"verify_steps": max(score.tokens - 1, 0), "proposed": 0, "accepted": 0})
-        for score in report.scores
+        score.model_copy(update={"verify_steps": max(score.tokens - 1, 0), **nothing}) for score in report.scores
     )
     return report.model_copy(update={"draft": "none", "contract": None, "scores": scores})
 

@@ -15,12 +15,12 @@ def check_comparable(candidate: EvalReport, incumbent: EvalReport, states_commit
     """Refuse two reports whose difference would mean nothing.
 
     Raises:
-        EvaluationError: definition, sampling, steps, topk, states or request set differ; names the part.
+        EvaluationError: definition, sampling, steps, topk, draft tokens, states or request set differ; names the part.
         ContractMismatch: they are of two targets.
     """
     if parts := incumbent.target.differences(candidate.target):
         raise ContractMismatch("evaluation reports of incumbent and candidate: target", parts)
-    for field in ("definition", "sampling", "steps", "topk", "states_commit"):
+    for field in ("definition", "sampling", "steps", "topk", "draft_tokens", "states_commit"):
         ours, theirs = getattr(candidate, field), getattr(incumbent, field)
         if ours != theirs:
             raise EvaluationError(

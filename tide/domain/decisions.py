@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tide.domain.identity import DraftContract, Record, TargetContract
+from tide.domain.identity import DraftContract, GrownRecord, Record, TargetContract
 
 ACCEPTANCE_DEFINITION = "pooled/1"
 """Generated tokens over verify steps, bonus token included, summed over requests before dividing."""
 
 
-class RequestScore(Record):
-    """One request walked with one draft: what serving would have done."""
+Count = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Counted where verification is greedy, expected where it samples."""
+
+
+class RequestScore(GrownRecord):
+    """One request walked with one draft: what serving would have done.
+
+    Above temperature 0 steps, proposals and acceptances are expectations, in the proportions of the verify steps of
+    this answer: their ratios mean what they mean for counts.
+    """
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"prompt_tokens", "accepted_at"})
 
     request: str
     conversation: str
     slice: str
     tokens: int = Field(ge=0)
     """Generated tokens covered by the verify steps."""
-    verify_steps: int = Field(ge=0)
-    proposed: int = Field(ge=0)
-    accepted: int = Field(ge=0)
+    verify_steps: Count
+    proposed: Count
+    accepted: Count
+    prompt_tokens: int = Field(default=0, ge=0)
+    """0: not known."""
+    accepted_at: tuple[Count, ...] = ()
+    """Verify steps that accepted at least d + 1 proposals, by depth d; empty when not known."""
 
 
-class EvalReport(Record):
+class EvalReport(GrownRecord):
     """Acceptance of one draft on a set of held-out requests, request by request."""
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"draft_tokens"})
 
     schema_version: Literal[1] = 1
     definition: str = ACCEPTANCE_DEFINITION
@@ -36,7 +52,10 @@ class EvalReport(Record):
     states_commit: str
     steps: int = Field(ge=1)
     topk: int = Field(default=1, ge=1)
+    draft_tokens: int | None = Field(default=None, ge=2)
+    """Tokens of a verify step of a tree; None for a chain, which has steps + 1."""
     sampling: str = "greedy"
+    """Regime: ``greedy``, ``temperature 0.70``, or ``unknown``; acceptance is never compared across regimes."""
     scores: tuple[RequestScore, ...]
 
     @property

@@ -25,6 +25,8 @@ class Evaluator(ABC):
         split: Split,
         steps: int,
         topk: int = 1,
+        draft_tokens: int | None = None,
+        temperature: float = 0.0,
         states_commit: str = "",
     ) -> EvalReport:
         """Acceptance of a draft, request by request, by the verify-step walk that serving does.
@@ -34,10 +36,13 @@ class Evaluator(ABC):
             shards: local shard files of ``held_out``, each with its manifest beside it.
             bundle: head-only target bundle (for the embedding).
             split: which conversations to walk (gate or selection).
-            steps: draft steps a verify step, as in serving.
+            steps, topk, draft_tokens: what a verify step looks at, as in serving; the last may be left out for a chain
+                (topk 1).
+            temperature: 0 walks the requests that were decoded greedily and counts; above it those that were sampled,
+                taken to have had this temperature, get their expected acceptance.
 
         Raises:
             DraftError: the draft's files are refused.
             ContractMismatch: draft, shards and bundle are not of one target.
-            EvaluationError: no request of this split is in the shards.
+            EvaluationError: no such request of this split is in the shards, or an argument cannot be served: names it.
         """

@@ -1,6 +1,6 @@
 """The EAGLE3 draft as a torch module of our own, in float32: one Llama layer over embedding | hidden state.
 
-Owns the forward pass and chain drafting from many anchors at once. Knows nothing of shards, verify steps or scores.
+Owns the forward pass. Knows nothing of how proposals are made of it (``drafting``), of shards, verify steps or scores.
 
 At anchor row i the draft sees the target's features up to row i and the id at row i + 1, and proposes the id at row
 i + 2; it goes on from its own hidden state and its own proposal, as serving does. Names of the parameters are those of
@@ -89,16 +89,19 @@ class Eagle3Draft(nn.Module):
         """[n, DV] over the draft's own vocabulary."""
         return self.linear("lm_head", self.norm("norm", hidden))
 
-    def prefix(self, aux: torch.Tensor, next_ids: torch.Tensor) -> Prefix:
+    def prefix(self, aux: torch.Tensor, next_ids: torch.Tensor, first: int = 0) -> Prefix:
         """What the draft keeps of rows whose features the target computed.
 
         Args:
             aux: [n, 3T].
             next_ids: [n] the id that follows each row.
+            first: the first row that drafting may start from.
         """
         hidden = self.project(aux)
         inputs, positions = self.inputs(next_ids, hidden), torch.arange(len(next_ids))
-        return Prefix(hidden, inputs, self.heads("k", inputs, positions), self.values(inputs))
+        return Prefix(
+            hidden[first:].clone(), next_ids[first:], first, self.heads("k", inputs, positions), self.values(inputs)
+        )
 
     def _split(self, name: str, inputs: torch.Tensor) -> torch.Tensor:
         flat = self.linear(f"midlayer.self_attn.{name}_proj", inputs)
@@ -107,73 +110,17 @@ class Eagle3Draft(nn.Module):
 
 @dataclass(frozen=True)
 class Prefix:
-    """The draft's cache of one request, and what entered its layer."""
+    """The draft's cache of one request, and what entered its layer at the rows that drafting may start from."""
 
     hidden: torch.Tensor
-    """[n, H]"""
-    inputs: torch.Tensor
-    """[n, 2H]"""
+    """[n - first, H]"""
+    next_ids: torch.Tensor
+    """[n - first]"""
+    first: int
     keys: torch.Tensor
     """[kv heads, n, D]"""
     values: torch.Tensor
     """[kv heads, n, D]"""
-
-
-class Chain:
-    """Chain drafting from many anchors of one request at once, each as if it were alone.
-
-    Args:
-        draft: the module.
-        prefix: cache of the request's rows.
-        anchors: [a] rows to start from; an anchor attends to rows up to itself.
-    """
-
-    def __init__(self, draft: Eagle3Draft, prefix: Prefix, anchors: torch.Tensor) -> None:
-        self._draft, self._prefix, self.anchors, self._depth = draft, prefix, anchors, 0
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
-        self._hidden = self._layer(prefix.hidden[anchors], prefix.inputs[anchors])
-
-    def logits(self) -> torch.Tensor:
-        """[a, DV] float32 at the present depth."""
-        return self._draft.logits(self._hidden)
-
-    def proposals(self) -> torch.Tensor:
-        """[a] int64: the target ids proposed at the present depth."""
-        return self._draft.target_ids[self.logits().argmax(-1)]
-
-    def keep(self, alive: torch.Tensor) -> None:
-        """Go on with some of the anchors only ([a] bool): the others need no further step."""
-        self.anchors, self._hidden = self.anchors[alive], self._hidden[alive]
-        self._keys = [keys[:, alive] for keys in self._keys]
-        self._values = [values[:, alive] for values in self._values]
-
-    def advance(self, ids: torch.Tensor) -> None:
-        """One step deeper, feeding each anchor its own hidden state and the [a] ids it proposed."""
-        self._depth += 1
-        inputs = self._draft.inputs(ids, self._hidden)
-        self._keys.append(self._draft.heads("k", inputs, self.anchors + self._depth))
-        self._values.append(self._draft.values(inputs))
-        self._hidden = self._layer(self._hidden, inputs)
-
-    def _layer(self, hidden: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        queries = self._draft.heads("q", inputs, self.anchors + self._depth)
-        return self._draft.finish(hidden, self._attend(queries))
-
-    def _attend(self, queries: torch.Tensor) -> torch.Tensor:
-        """[heads, a, D]: over the prefix up to each anchor, and over the anchor's own drafted positions."""
-        (heads, count, width), prefix = queries.shape, self._prefix
-        last = int(self.anchors.max()) + 1 if count else 0
-        grouped = queries.view(-1, self._draft.groups, count, width) / math.sqrt(width)
-        keys, values = prefix.keys[:, None, :last], prefix.values[:, None, :last]
-        scores = grouped @ keys.transpose(-1, -2)
-        scores.masked_fill_(torch.arange(last) > self.anchors[:, None], -math.inf)
-        own = [(grouped * keys[:, None]).sum(-1, keepdim=True) for keys in self._keys]
-        shares = torch.cat([scores, *own], dim=-1).softmax(-1)
-        attended = shares[..., :last] @ values
-        for index, drafted in enumerate(self._values):
-            attended = attended + shares[..., last + index, None] * drafted[:, None]
-        return attended.reshape(heads, count, width)
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:

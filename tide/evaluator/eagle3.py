@@ -1,28 +1,29 @@
-"""The evaluator for EAGLE3 drafts: chain drafting over logged states and the verify-step walk that serving does.
+"""The evaluator for EAGLE3 drafts: drafting over logged states and the verify-step walk that serving does.
 
-Owns which requests are walked, and the scores. Knows nothing of stores, of the other draft, or of thresholds; the
-forward pass is in ``draft_module``, the counting in ``acceptance``.
+Owns which requests are walked, and the scores. Knows nothing of stores, of the other draft, or of thresholds; requests
+are walked together in ``walker``, the counting is in ``acceptance``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from tide.acceptance import Ints, walk
+from tide.acceptance import Walk
 from tide.domain import DraftContract, EvalReport, RequestScore, Shard, Split, TargetContract, split_of
 from tide.draft_files import DraftFiles, load_draft
 from tide.errors import ContractMismatch, EvaluationError
 from tide.evaluator.base import Evaluator
-from tide.evaluator.draft_module import Chain, Eagle3Draft
+from tide.evaluator.draft_module import Eagle3Draft
+from tide.evaluator.target import SampledTarget
+from tide.evaluator.tree import TreeShape
+from tide.evaluator.walker import OpenRequest, Walker
 from tide.shards import RequestStates, ShardReader
 from tide.target_files import bundle_contract, head_keys, load_tensor
-
-MAX_SCORES = 32_000_000
-"""Attention scores held at once (float32): anchors are drafted in blocks, so that long requests stay in memory."""
 
 
 class Eagle3Evaluator(Evaluator):
@@ -37,90 +38,89 @@ class Eagle3Evaluator(Evaluator):
         split: Split,
         steps: int,
         topk: int = 1,
+        draft_tokens: int | None = None,
+        temperature: float = 0.0,
         states_commit: str = "",
     ) -> EvalReport:
-        """See Evaluator.evaluate. Requests that were sampled, or too short for a verify step, are left out.
+        """See Evaluator.evaluate. Requests of the other regime, or too short for a verify step, are left out.
+
+        Above temperature 0 the chance of each proposal is the target's, softmax(lm_head / temperature) of the logged
+        row: SGLang verifies against the target alone (``tree_speculative_sampling_target_only``: a child is accepted
+        with the target's probability of it), its proposals do not depend on the temperature. Assumed: top-p, top-k,
+        min-p and penalties off, acceptance thresholds at 1, no rejection sampling from the draft
+        (``--speculative-use-rejection-sampling``). SGLang's CPU engine does none of this: it commits the likeliest
+        token at any temperature.
 
         Raises:
-            EvaluationError: also for trees (topk above 1), no draft steps, a training conversation among the held-out
-                ones, and one request that stands in two shards.
+            EvaluationError: also for a training conversation among the held-out ones, and one request that stands in
+                two shards.
         """
-        if steps < 1 or topk != 1:
-            raise EvaluationError(
-                f"cannot walk {steps} draft steps with topk {topk}: chains (topk 1) of at least 1 step"
-            )
-        files, target = load_draft(draft), bundle_contract(bundle)
-        _check_identity(draft, files, target)
-        module = Eagle3Draft(files, load_tensor(bundle, head_keys(bundle)[0]))
-        scores, regimes = [], set()
+        if not (temperature >= 0 and math.isfinite(temperature)):
+            raise EvaluationError(f"temperature is {temperature}; 0 for greedy decoding, or what sampling divides by")
+        files, contract = load_draft(draft), bundle_contract(bundle)
+        _check_identity(draft, files, contract)
+        shape = TreeShape.of(steps, topk, draft_tokens, files.contract.draft_vocab_size)
+        embedding, head = head_keys(bundle)
+        module = Eagle3Draft(files, load_tensor(bundle, embedding))
+        target = SampledTarget(load_tensor(bundle, head)[: contract.vocab_size], temperature) if temperature else None
         with torch.inference_mode():
-            for states in _requests(shards, target, split):
-                if states.info.sampling != "sampled" and (score := score_request(module, states, steps)).verify_steps:
-                    scores.append(score)
-                    regimes.add(states.info.sampling)
-        _check_scores(scores, shards, split)
+            requests = _requests(shards, contract, split, sampled=temperature > 0)
+            walks = Walker(module, shape, target).walk(requests)
+            # No request outlives its walk: its rows are what memory goes to.
+            scored = [(score_of(request, walk, shape), request.info.sampling) for request, walk in walks]
+        scored = [(score, sampling) for score, sampling in scored if score.verify_steps]
+        if not scored:
+            raise EvaluationError(_nothing(len(shards), split, temperature))
         return EvalReport(
             draft=files.digest,
             contract=files.contract,
-            target=target,
+            target=contract,
             states_commit=states_commit,
             steps=steps,
             topk=topk,
-            sampling="greedy" if regimes == {"greedy"} else "unknown",
-            scores=tuple(scores),
+            draft_tokens=shape.draft_tokens if topk > 1 else None,
+            sampling=regime_of({sampling for _, sampling in scored}, temperature),
+            scores=tuple(sorted((score for score, _ in scored), key=lambda score: score.request)),
         )
 
 
-def score_request(draft: Eagle3Draft, states: RequestStates, steps: int) -> RequestScore:
+def regime_of(sampling: AbstractSet[str], temperature: float) -> str:
+    """What a report calls the regime of its requests; two temperatures never share a name."""
+    if temperature:
+        short = f"{temperature:.2f}"
+        return f"temperature {short if float(short) == temperature else repr(float(temperature))}"
+    return "greedy" if sampling == {"greedy"} else "unknown"
+
+
+def score_of(request: OpenRequest, walk: Walk, shape: TreeShape) -> RequestScore:
     """What serving this request with this draft would have counted.
 
     The tokens beyond the answer's end are not known: proposals for them are not counted as accepted.
     """
-    counted = walk(right_proposals(draft, states, steps))
     return RequestScore(
-        request=states.info.request,
-        conversation=states.info.conversation,
-        slice=states.info.slice,
-        tokens=counted.tokens,
-        verify_steps=counted.verify_steps,
-        proposed=counted.verify_steps * steps,
-        accepted=counted.accepted,
+        request=request.info.request,
+        conversation=request.info.conversation,
+        slice=request.info.slice,
+        tokens=walk.tokens,
+        verify_steps=walk.verify_steps,
+        proposed=walk.verify_steps * (shape.draft_tokens - 1),
+        accepted=walk.accepted,
+        prompt_tokens=request.prompt_tokens,
+        accepted_at=walk.accepted_at,
     )
 
 
-def right_proposals(draft: Eagle3Draft, states: RequestStates, steps: int) -> Ints:
-    """[G - 1] leading right proposals when the newest known token is generated token i; see ``acceptance.walk``.
-
-    All anchors are drafted at once; one that was wrong needs no further step, as nothing behind it can count.
-    """
-    ids = torch.cat([states.input_ids, torch.tensor([states.last_token], dtype=torch.int32)]).long()
-    first = max(states.prompt_len - 1 - states.first_row, 0)
-    usable = states.rows - 1  # behind the newest token of the last row nothing is left to propose
-    correct = torch.zeros(max(usable - first, 0), dtype=torch.int64)
-    if len(correct):
-        prefix = draft.prefix(states.aux_hidden[:usable], ids[1 : usable + 1])
-        block = max(1, MAX_SCORES // (usable * draft.contract.num_attention_heads))
-        for start in range(first, usable, block):
-            anchors = torch.arange(start, min(start + block, usable))
-            _draft_block(Chain(draft, prefix, anchors), ids, correct, first, steps)
-    found: Ints = correct.numpy().astype(np.int64)
-    return found
+def score_request(draft: Eagle3Draft, states: RequestStates, steps: int) -> RequestScore:
+    """One request walked alone, with a chain; see ``score_of``."""
+    shape = TreeShape.of(steps, 1, None, draft.contract.draft_vocab_size)
+    ((request, walk),) = Walker(draft, shape).walk([states])
+    return score_of(request, walk, shape)
 
 
-def _draft_block(chain: Chain, ids: torch.Tensor, correct: torch.Tensor, first: int, steps: int) -> None:
-    for depth in range(steps):
-        proposed = chain.proposals()
-        right = proposed == ids[chain.anchors + 2 + depth]
-        correct[chain.anchors[right] - first] += 1
-        alive = right & (chain.anchors + 3 + depth < len(ids))
-        if depth + 1 == steps or not bool(alive.any()):
-            return
-        chain.keep(alive)
-        chain.advance(proposed[alive])
-
-
-def _requests(shards: Sequence[Path], target: TargetContract, split: Split) -> Iterator[RequestStates]:
-    """The requests of one split, shard by shard; every manifest is checked before its rows are read."""
+def _requests(
+    shards: Sequence[Path], target: TargetContract, split: Split, *, sampled: bool
+) -> Iterator[RequestStates]:
+    """The requests of one split and regime, shard by shard; every manifest is checked before its rows are read."""
     seen: set[str] = set()
     for path in shards:
         with ShardReader(path) as reader:
@@ -131,7 +131,7 @@ def _requests(shards: Sequence[Path], target: TargetContract, split: Split) -> I
                         f"request {info.request} stands twice, in {path.name} again: leave out one shard"
                     )
                 seen.add(info.request)
-                if split_of(info.conversation) is split:
+                if split_of(info.conversation) is split and (info.sampling == "sampled") == sampled:
                     yield reader.request(index)
 
 
@@ -161,7 +161,7 @@ def _check_identity(folder: Path, files: DraftFiles, target: TargetContract) -> 
         raise ContractMismatch(f"bundle and draft {folder.name}: target", parts)
 
 
-def _check_scores(scores: Sequence[RequestScore], shards: Sequence[Path], split: Split) -> None:
-    if not scores:
-        detail = f"{len(shards)} shards hold no greedy request of the {split} split with a verify step"
-        raise EvaluationError(f"nothing to walk: {detail}; serve more traffic and harvest it")
+def _nothing(shards: int, split: Split, temperature: float) -> str:
+    kind = "sampled" if temperature else "greedy"
+    detail = f"{shards} shards hold no {kind} request of the {split} split with a verify step"
+    return f"nothing to walk: {detail}; serve more traffic and harvest it"
