@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from tide.domain.identity import DraftContract, Record, TargetContract
+from tide.domain.identity import DraftContract, GrownRecord, Record, TargetContract
 
 ACCEPTANCE_DEFINITION = "pooled/1"
 """Generated tokens over verify steps, bonus token included, summed over requests before dividing."""
 
 
-class RequestScore(Record):
+class RequestScore(GrownRecord):
     """One request walked with one draft: what serving would have done."""
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"prompt_tokens"})
 
     request: str
     conversation: str
@@ -23,6 +25,7 @@ class RequestScore(Record):
     verify_steps: int = Field(ge=0)
     proposed: int = Field(ge=0)
     accepted: int = Field(ge=0)
+    prompt_tokens: int = Field(default=0, ge=0)
 
 
 class EvalReport(Record):
@@ -72,18 +75,56 @@ class Interval(Record):
     high: float
 
 
-class SliceVerdict(Record):
+class SliceVerdict(GrownRecord):
     """How the candidate compares on one slice, in acceptance length."""
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"more_requests", "detectable_effect"})
 
     slice: str
     requests: int
     candidate: float
     incumbent: float
     difference: Interval
+    more_requests: int = 0
+    """Further requests of this slice that would settle it, when it is what an inconclusive verdict waits for."""
+    detectable_effect: float | None = None
+    """True distance from the threshold that so many requests would show four times in five; None: they show none."""
 
 
-class Verdict(Record):
+class GateGeneration(Record):
+    """The gate requests of one family of verdicts or more; see ``tide.gate``."""
+
+    id: str
+    """sha256 of the sorted ids of its requests when it was opened."""
+    first: float
+    """When its oldest shard was closed, seconds since the epoch."""
+    until: float
+    """When its newest shard was closed; what closed later is wholly new."""
+    requests: int = Field(ge=0)
+    used: int = Field(default=0, ge=0)
+    """Verdicts it gave before this one, against whatever incumbent."""
+    missing: int = Field(default=0, ge=0)
+    """Wholly new gate requests that were still missing for the next generation."""
+
+
+class PredictedThroughput(Record):
+    """Speedups over plain decoding that the engine's profile predicts for the service's own load."""
+
+    candidate: float
+    incumbent: float
+    """1 when nothing speculates yet."""
+    break_even: float
+    """Acceptance length below which speculation itself is slower than plain decoding."""
+    concurrency: dict[int, float]
+    """Weight of each number of running requests in the service's load."""
+
+
+class Verdict(GrownRecord):
     """The promotion gate's decision; refusal is a normal value."""
+
+    LATER: ClassVar[frozenset[str]] = frozenset(
+        {"gate", "family", "family_alpha", "false_promotions_a_year", "throughput"}
+    )
 
     schema_version: Literal[1] = 1
     outcome: Literal["promote", "reject", "inconclusive"]
@@ -102,3 +143,13 @@ class Verdict(Record):
     target: TargetContract
     definition: str = ACCEPTANCE_DEFINITION
     sampling: str = "greedy"
+    gate: GateGeneration | None = None
+    """The gate generation it was made on; None where requests were not drawn from the service's gate."""
+    family: str = ""
+    """Digest of gate generation and incumbent: the verdicts that share one alpha."""
+    family_alpha: float | None = None
+    """Chance that a family promotes one or more drafts that are no better, at most."""
+    false_promotions_a_year: float | None = None
+    """Expected, at most: if no candidate were ever better, at the schedule and this generation's traffic."""
+    throughput: PredictedThroughput | None = None
+    """None: the engine is not profiled, or its load is not known; the reasons say so."""

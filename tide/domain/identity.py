@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """Lower-case hexadecimal sha256."""
@@ -35,6 +35,24 @@ class Record(Value):
     def digest(self) -> str:
         """sha256 of the canonical JSON."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+class GrownRecord(Record):
+    """A record that got fields after some of its kind were stored.
+
+    At its default a later field is left out of the JSON, so that what was stored before reads back to the byte and
+    keeps its digest, by which verdicts and signatures name it.
+    """
+
+    LATER: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _as_stored(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        dumped: dict[str, Any] = handler(self)
+        for name in self.LATER:
+            if name in dumped and getattr(self, name) == type(self).model_fields[name].default:
+                del dumped[name]
+        return dumped
 
 
 class Split(StrEnum):
