@@ -21,7 +21,7 @@ _GOOD, _BAD, _LINE, _QUIET = "#176b3a", "#a3262a", "#5b6b7a", "#c5ced6"
 
 
 def interval_plot(rows: Sequence[SliceVerdict], policy: PromotionPolicy) -> str:
-    """Estimate and bounds of each slice over one axis; dashed is the threshold: ``min_gain``, for a slice its margin."""
+    """Estimate and bounds of each slice over one axis; dashed: what is asked for, ``min_gain`` or the margin."""
     margins = [-policy.slice_margins.get(s.slice, policy.slice_margin) for s in rows[1:]]
     shown = [v for s in rows for v in (s.difference.low, s.difference.high)] + [0.0, policy.min_gain, *margins]
     axis = _Axis(min(shown), max(shown))
@@ -48,7 +48,7 @@ def _interval(axis: _Axis, item: SliceVerdict, top: float, least: float) -> list
 
 
 def difference_plot(candidate: EvalReport, incumbent: EvalReport) -> str:
-    """Histogram of candidate minus incumbent over conversations, in acceptance length: losses left of 0, gains right."""
+    """Histogram of candidate minus incumbent over conversations, in acceptance length; gains are right of 0."""
     differences = _by_conversation(Paired.of(candidate, incumbent))
     reach = float(np.abs(differences).max()) or 1.0
     counts, edges = np.histogram(differences, BINS, (-reach, reach))
