@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from prefect import flow
 
-from tasks.evaluate import decide_promotion, fetch_candidate, fetch_incumbent, walk_draft
+from tasks.evaluate import decide_promotion, fetch_candidate, fetch_gate, fetch_incumbent, walk_draft
 from tasks.promote import roll_out
-from tasks.version import fetch_held_out_shards, pin_snapshot
-from tide import wiring
-from tide.domain import Promotion, Split, Verdict
+from tasks.version import pin_snapshot
+from tide.domain import Promotion, Verdict
 from tide.errors import Conflict
 
 MAX_RACES = 3
@@ -30,15 +29,15 @@ def promote(branch: str, states_ref: str = "main", dry_run: bool = False) -> tup
         Conflict: the race was lost again and again.
     """
     snapshot = pin_snapshot(states_ref)
-    candidate = fetch_candidate(branch)
-    gate = fetch_held_out_shards(snapshot, Split.GATE, wiring.settings().policy().gate_requests)
+    candidate, serving = fetch_candidate(branch), fetch_incumbent()
+    generation, gate = fetch_gate(snapshot, candidate.digest, serving)
     ours = walk_draft(candidate.digest, gate, snapshot)
     for _ in range(MAX_RACES):
-        serving = fetch_incumbent()
         theirs = walk_draft(serving.stable.digest, gate, snapshot) if serving.stable else None
-        verdict = decide_promotion(branch, ours, theirs, snapshot)
+        verdict = decide_promotion(branch, ours, theirs, snapshot, generation)
         if verdict.outcome != "promote" or dry_run:
             return verdict, None
         if promotion := roll_out(branch, candidate.digest, serving.generation):
             return verdict, promotion
+        serving = fetch_incumbent()
     raise Conflict(f"{branch}: another promotion was faster {MAX_RACES} times; run the flow again when they are done")

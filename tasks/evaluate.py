@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,30 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from tasks.serve import serving_steps
 from tasks.stage import cache_folder, stage
-from tide import ledger, lineage, promotion, rollout, wiring
-from tide.acceptance import baseline_without_draft
-from tide.domain import DraftModel, EvalReport, Serving, Snapshot, Split, Verdict
+from tide import (
+    families,
+    gate,
+    ledger,
+    lineage,
+    promotion,
+    rollout,
+    snapshots,
+    verdict_report,
+    verdict_text,
+    wiring,
+)
+from tide.acceptance import NO_DRAFT, baseline_without_draft
+from tide.domain import (
+    DraftModel,
+    EngineProfile,
+    EvalReport,
+    GateGeneration,
+    Serving,
+    Signed,
+    Snapshot,
+    Split,
+    Verdict,
+)
 from tide.serving_file import SIGNED_VERDICT, candidate_on, draft_prefix
 
 
@@ -38,6 +59,23 @@ def fetch_incumbent() -> Serving:
     return serving
 
 
+@stage("fetch gate")
+def fetch_gate(snapshot: Snapshot, candidate: str, serving: Serving) -> tuple[GateGeneration, tuple[Path, ...]]:
+    """The gate generation that the next verdict is made on, and local copies of the shards that hold it."""
+    config = wiring.settings()
+    policy, store = config.policy(), wiring.store(config)
+    generation, chosen = gate.choose(
+        snapshots.manifests(store, snapshot.repository, snapshot.commit, "held_out"),
+        _verdicts(),
+        candidate=candidate,
+        incumbent=serving.stable.digest if serving.stable else NO_DRAFT,
+        requests=policy.gate_requests,
+        max_verdicts=policy.promotion.max_verdicts,
+    )
+    folder = cache_folder("held_out")
+    return generation, tuple(snapshots.fetch(store, snapshot.repository, snapshot.commit, chosen, folder))
+
+
 @stage("walk draft")
 def walk_draft(digest: str, shards: Sequence[Path], snapshot: Snapshot) -> EvalReport:
     """Acceptance of one draft on the gate split, at the steps that serve."""
@@ -53,33 +91,77 @@ def walk_draft(digest: str, shards: Sequence[Path], snapshot: Snapshot) -> EvalR
 
 
 @stage("decide promotion")
-def decide_promotion(branch: str, candidate: EvalReport, incumbent: EvalReport | None, snapshot: Snapshot) -> Verdict:
+def decide_promotion(
+    branch: str,
+    candidate: EvalReport,
+    incumbent: EvalReport | None,
+    snapshot: Snapshot,
+    generation: GateGeneration | None = None,
+) -> Verdict:
     """The promotion gate; its verdict is signed and recorded beside the candidate whatever it says."""
-    config = wiring.settings()
-    policy, store, key = config.policy(), wiring.store(config), wiring.signing_key(config)
-    verdict = promotion.decide(
-        candidate,
-        incumbent or baseline_without_draft(candidate),
-        policy.promotion,
-        attempt=1,
-        states_commit=snapshot.commit,
-        policy_digest=policy.digest(),
+    config, theirs = wiring.settings(), incumbent or baseline_without_draft(candidate)
+    verdict = _decide(candidate, theirs, snapshot, generation)
+    page = verdict_report.render(verdict, candidate, theirs, config.policy().promotion).encode()
+    _record(
+        branch, verdict, page, {"evaluation.json": candidate} | ({"incumbent.json": incumbent} if incumbent else {})
     )
-    prefix, signed = draft_prefix(verdict.candidate), key.sign("verdict", verdict)
-    for name, record in (("evaluation.json", candidate), ("verdict.json", verdict), (SIGNED_VERDICT, signed)):
-        store.put(config.drafts_repository, branch, prefix + name, record.to_json().encode())
-    if incumbent:
-        store.put(config.drafts_repository, branch, prefix + "incumbent.json", incumbent.to_json().encode())
-    message = f"verdict {verdict.outcome} on {verdict.candidate[:12]}"
-    store.commit(config.drafts_repository, branch, message, lineage.verdict_record(verdict).to_metadata())
-    ledger.append(store, config.drafts_repository, "verdict", verdict, signed=signed)
     publish_verdict(verdict)
     return verdict
 
 
+def _decide(
+    candidate: EvalReport, incumbent: EvalReport, snapshot: Snapshot, generation: GateGeneration | None
+) -> Verdict:
+    policy, given = wiring.settings().policy(), _verdicts()
+    attempt = 1
+    if generation is not None:
+        generation = generation.model_copy(update={"used": families.uses_of(given, generation.id)})
+        attempt = families.attempt_of(given, families.family_of(generation.id, incumbent.draft))
+    profile, concurrency = _engine_load()
+    return promotion.decide(
+        candidate,
+        incumbent,
+        policy.promotion,
+        attempt=attempt,
+        states_commit=snapshot.commit,
+        policy_digest=policy.digest(),
+        gate=generation,
+        profile=profile,
+        concurrency=concurrency,
+    )
+
+
+def _engine_load() -> tuple[EngineProfile | None, Mapping[int, float] | None]:
+    """What a step costs on the engine, and the service's share of output tokens by number of running requests."""
+    return None, None
+
+
+def _verdicts() -> list[Verdict]:
+    """Every verdict of the ledger, oldest first."""
+    config = wiring.settings()
+    return ledger.every(wiring.store(config), config.drafts_repository, "verdict", Verdict)
+
+
+def _record(branch: str, verdict: Verdict, page: bytes, reports: Mapping[str, EvalReport]) -> None:
+    """Put the verdict, signed, with its page and the reports beside the candidate, and into the ledger."""
+    config = wiring.settings()
+    store, repository, signed = wiring.store(config), config.drafts_repository, _signed(verdict)
+    prefix = draft_prefix(verdict.candidate)
+    for name, record in {**reports, "verdict.json": verdict, SIGNED_VERDICT: signed}.items():
+        store.put(repository, branch, prefix + name, record.to_json().encode())
+    store.put(repository, branch, f"{prefix}verdict{verdict_report.SUFFIX}", page)
+    message = f"verdict {verdict.outcome} on {verdict.candidate[:12]}"
+    store.commit(repository, branch, message, lineage.verdict_record(verdict).to_metadata())
+    ledger.append(store, repository, "verdict", verdict, signed=signed, attachments={verdict_report.SUFFIX: page})
+
+
+def _signed(verdict: Verdict) -> Signed:
+    return wiring.signing_key(wiring.settings()).sign("verdict", verdict)
+
+
 def publish_verdict(verdict: Verdict) -> None:
     """Prefect artifacts: the verdict to read, and the acceptance table."""
-    create_markdown_artifact(key="verdict", markdown=promotion.to_markdown(verdict), description=verdict.outcome)
+    create_markdown_artifact(key="verdict", markdown=verdict_text.to_markdown(verdict), description=verdict.outcome)
     rows: list[dict[str, Any]] = [
         {
             "slice": s.slice,

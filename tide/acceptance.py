@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +24,14 @@ Floats = npt.NDArray[np.float64]
 MAX_CLUSTERS = 500
 """More conversations than this are first summed into as many groups: their figures stay independent, the interval
 widens by less than 1%, and time and memory are bounded."""
+NO_DRAFT = "none"
+"""What a report of plain decoding names as its draft."""
 TAIL_RESAMPLES = 10
 """Resamples that must lie beyond a bound, so that a small alpha is not read off the one extreme resample."""
 POWER_80 = 0.8416
 """Normal quantile of a power of 0.8."""
-_ENTRIES = 2_000_000
+_BLOCK = 1000
+"""Resamples drawn and computed at once."""
 _ROUNDING = 1e-9
 _CANCELLED = 1e-13
 
@@ -111,7 +115,7 @@ def baseline_without_draft(report: EvalReport) -> EvalReport:
     scores = tuple(
         score.model_copy(update={"verify_steps": max(score.tokens - 1, 0), **nothing}) for score in report.scores
     )
-    return report.model_copy(update={"draft": "none", "contract": None, "scores": scores})
+    return report.model_copy(update={"draft": NO_DRAFT, "contract": None, "scores": scores})
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,10 @@ def paired_difference(
 ) -> PairedDifference:
     """Compare two drafts by a studentised bootstrap that resamples whole conversations.
 
+    Conversations get independent Poisson(1) weights (the Poisson bootstrap of Hanley and MacGibbon, 2006; Chamandy et
+    al., 2012). The same weights serve every call of one seed, so that exchanging the drafts negates the interval and
+    the order of requests is of no consequence.
+
     Args:
         sums: [n, 4] a request: candidate tokens, candidate verify steps, incumbent tokens, incumbent verify steps.
         conversations: [n] which requests stand or fall together.
@@ -139,18 +147,18 @@ def paired_difference(
         resamples: at least this many; more when alpha is so small that the tail would be empty.
         largest: the difference cannot exceed this in size; bounds are cut there, which also keeps them finite.
     """
-    rng = np.random.default_rng(seed)
-    clusters = _cluster(sums, conversations, rng)
-    difference, error = (float(x[0]) for x in _differences(_moments(clusters).mean(axis=0)[None], len(clusters)))
+    clusters = _cluster(sums, conversations, np.random.default_rng(seed))
+    means, count = _moments(clusters).mean(axis=0)[None], np.array([float(len(clusters))])
+    difference, error = (float(x[0]) for x in _differences(means, count))
     candidate, incumbent = clusters[:, 0].sum() / clusters[:, 1].sum(), clusters[:, 2].sum() / clusters[:, 3].sum()
     if len(clusters) < 2 or error == 0.0:
         spread = 0.0 if len(clusters) > 1 else 2 * largest  # one conversation says nothing of another
         interval = _interval(difference, difference - spread, difference + spread, largest)
         return PairedDifference(float(candidate), float(incumbent), interval, 0.0, 0.0)
-    count = max(resamples, math.ceil(TAIL_RESAMPLES / alpha))
-    studentised = _resample(clusters, difference, count, rng)
-    rank = min(math.ceil((1 - alpha) * (count + 1)), count) - 1
-    reach_down, reach_up = float(studentised[rank]), -float(studentised[count - 1 - rank])
+    studentised = _resample(clusters, difference, max(resamples, math.ceil(TAIL_RESAMPLES / alpha)), seed)
+    last = len(studentised) - 1
+    rank = min(math.ceil((1 - alpha) * (last + 2)) - 1, last)
+    reach_down, reach_up = float(studentised[rank]), -float(studentised[last - rank])
     interval = _interval(difference, difference - reach_down * error, difference + reach_up * error, largest)
     return PairedDifference(float(candidate), float(incumbent), interval, error, (difference - interval.low) / error)
 
@@ -176,30 +184,44 @@ def _moments(clusters: Floats) -> Floats:
     return np.concatenate([clusters, clusters[:, _UPPER[0]] * clusters[:, _UPPER[1]]], axis=1)
 
 
-def _differences(means: Floats, clusters: int) -> tuple[Floats, Floats]:
-    """Estimates and linearised standard errors from [B, 14] mean moments."""
+def _differences(means: Floats, clusters: Floats) -> tuple[Floats, Floats]:
+    """Estimates and linearised standard errors from [B, 14] mean moments of so many clusters each, [B]."""
     tokens_c, steps_c, tokens_i, steps_i = means[:, :4].T
     ratio_c, ratio_i = tokens_c / steps_c, tokens_i / steps_i
     gradient = np.stack([1 / steps_c, -ratio_c / steps_c, -1 / steps_i, ratio_i / steps_i], axis=1)
     products = gradient[:, _UPPER[0]] * gradient[:, _UPPER[1]] * np.where(_UPPER[0] == _UPPER[1], 1.0, 2.0)
-    variance = (products * means[:, 4:]).sum(axis=1) / max(clusters - 1, 1)
+    variance = (products * means[:, 4:]).sum(axis=1) / np.maximum(clusters - 1, 1)
     # The terms cancel exactly when both drafts did the same; what is left then is rounding, not spread.
     scale = (np.abs(products) * means[:, 4:]).sum(axis=1)
     error = np.sqrt(np.where(variance > _CANCELLED * scale, variance, 0.0))
     return ratio_c - ratio_i, error
 
 
-def _resample(clusters: Floats, difference: float, count: int, rng: np.random.Generator) -> Floats:
+def _resample(clusters: Floats, difference: float, count: int, seed: int) -> Floats:
     """[count] sorted (estimate* - estimate) / error* of resampled clusters."""
-    groups, moments = len(clusters), _moments(clusters)
-    block, parts = max(1, _ENTRIES // groups), []
-    for start in range(0, count, block):
-        rows = min(block, count - start)
-        drawn = rng.integers(0, groups, size=(rows, groups)) + np.arange(rows)[:, None] * groups
-        weights = np.bincount(drawn.ravel(), minlength=rows * groups).reshape(rows, groups)
-        estimates, errors = _differences(weights.astype(np.float64) @ moments / groups, groups)
+    groups, moments, parts = len(clusters), _moments(clusters), []
+    for block in range(math.ceil(count / _BLOCK)):
+        weights = _weights(seed, block, 1 << (groups - 1).bit_length())[: count - block * _BLOCK, :groups]
+        totals = weights.sum(axis=1)
+        weights, totals = weights[totals > 0], totals[totals > 0]  # of two conversations one resample in seven is empty
+        estimates, errors = _differences(weights @ moments / totals[:, None], totals)
         offsets = estimates - difference
         offsets[np.abs(offsets) < _ROUNDING] = 0.0
         with np.errstate(divide="ignore", invalid="ignore"):
             parts.append(np.where(offsets == 0.0, 0.0, offsets / errors))
     return np.sort(np.concatenate(parts))
+
+
+@lru_cache(maxsize=16)
+def _weights(seed: int, block: int, width: int) -> Floats:
+    """[_BLOCK, width] independent Poisson(1) counts, 4 MB at most; fewer clusters take the first columns."""
+    drawn = np.random.default_rng((seed, block)).integers(0, _LEVELS, (_BLOCK, width), dtype=np.uint16)
+    weights = _POISSON[drawn]
+    weights.flags.writeable = False
+    return weights
+
+
+_LEVELS = 1 << 16
+_CUMULATED = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(12)])
+_POISSON = np.searchsorted(_CUMULATED, (np.arange(_LEVELS) + 0.5) / _LEVELS).astype(np.float64)
+"""Poisson(1) counts by equally likely levels: drawing one is looking it up."""

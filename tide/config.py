@@ -6,7 +6,7 @@ Owns defaults and their bounds. Knows nothing of adapters; wiring.py turns Setti
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, field_validator
@@ -62,18 +62,32 @@ class DriftPolicy(_Finite):
 class PromotionPolicy(_Finite):
     """What a candidate must prove on the gate requests."""
 
-    alpha: float = Field(default=0.04, gt=0, lt=0.5)
+    alpha: float = Field(default=0.04, ge=0.001, lt=0.5)
     """One-sided error rate a family; .04 nominal keeps the real one under .05."""
     min_gain: float = Field(default=0.02, ge=0)
     """Acceptance length that the overall lower bound must exceed."""
     slice_margin: float = Field(default=0.05, gt=0)
     """No slice may be worse than this, by its lower bound."""
+    slice_margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Margins of single slices, by name; a name that no gate request has is an error when the gate decides."""
+    context_bounds: tuple[Annotated[int, Field(gt=0)], ...] = (1024, 2048, 8192)
+    """Prompt tokens at which one context slice ends and the next begins; none: contexts are not told apart."""
     min_requests: int = Field(default=20, ge=2)
     min_slice_requests: int = Field(default=20, ge=2)
     """Slices with fewer requests are pooled into ``other``."""
     resamples: int = Field(default=4000, ge=200)
-    max_verdicts: int = Field(default=10, ge=1)
-    seed: int = 0
+    max_verdicts: int = Field(default=10, ge=1, le=20)
+    """Verdicts that one gate generation gives."""
+    cycle_s: float = Field(default=900.0, gt=0)
+    """Seconds between cycles of the schedule, for the false promotions a year that a verdict reports."""
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("context_bounds")
+    @classmethod
+    def _rising(cls, bounds: tuple[int, ...]) -> tuple[int, ...]:
+        if list(bounds) != sorted(set(bounds)):
+            raise ValueError("bounds must rise")
+        return bounds
 
 
 class RetentionPolicy(_Finite):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tide import checkpoints, promotion, rollout, snapshots, wiring
+from tide import checkpoints, promotion, rollout, snapshots, verdict_text, wiring
 from tide.acceptance import baseline_without_draft
 from tide.config import Policy
 from tide.domain import EvalReport, Split, TrainingProgress, split_of
@@ -162,7 +162,7 @@ def report() -> None:
             "outcome": verdict.outcome,
         },
     )
-    write_durably(REPORT, promotion.to_markdown(verdict).encode())
+    write_durably(REPORT, verdict_text.to_markdown(verdict).encode())
     with SLICES.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["slice", "requests", "candidate", "incumbent"])

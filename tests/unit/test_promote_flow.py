@@ -28,7 +28,7 @@ class Stages:
         stages: dict[str, Any] = {
             "pin_snapshot": lambda _ref: SimpleNamespace(commit="5" * 64),
             "fetch_candidate": lambda _branch: SimpleNamespace(digest=B),
-            "fetch_held_out_shards": lambda *_: (),
+            "fetch_gate": lambda *_: (None, ()),
             "fetch_incumbent": lambda: self.serving.pop(0),
             "walk_draft": lambda digest, *_: digest,
             "decide_promotion": self.decide,
@@ -37,7 +37,7 @@ class Stages:
         for name, stage in stages.items():
             monkeypatch.setattr(module, name, stage)
 
-    def decide(self, _branch: str, ours: str, theirs: str | None, _snapshot: object) -> object:
+    def decide(self, _branch: str, ours: str, theirs: str | None, _snapshot: object, _gate: object) -> object:
         self.judged.append(theirs or "none")
         return verdict_on(ours, theirs or "none", self.outcome)
 

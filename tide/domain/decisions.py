@@ -91,18 +91,56 @@ class Interval(Record):
     high: float
 
 
-class SliceVerdict(Record):
+class SliceVerdict(GrownRecord):
     """How the candidate compares on one slice, in acceptance length."""
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"more_requests", "detectable_effect"})
 
     slice: str
     requests: int
     candidate: float
     incumbent: float
     difference: Interval
+    more_requests: int = 0
+    """Further requests of this slice that would settle it, when it is what an inconclusive verdict waits for."""
+    detectable_effect: float | None = None
+    """True distance from the threshold that so many requests would show four times in five; None: they show none."""
 
 
-class Verdict(Record):
+class GateGeneration(Record):
+    """The gate requests of one family of verdicts or more; see ``tide.gate``."""
+
+    id: str
+    """sha256 of the sorted ids of its requests when it was opened."""
+    first: float
+    """When its oldest shard was closed, seconds since the epoch."""
+    until: float
+    """When its newest shard was closed; what closed later is wholly new."""
+    requests: int = Field(ge=0)
+    used: int = Field(default=0, ge=0)
+    """Verdicts it gave before this one, against whatever incumbent."""
+    missing: int = Field(default=0, ge=0)
+    """Wholly new gate requests that were still missing for the next generation."""
+
+
+class PredictedThroughput(Record):
+    """Speedups over plain decoding that the engine's profile predicts for the service's own load."""
+
+    candidate: float
+    incumbent: float
+    """1 when nothing speculates yet."""
+    break_even: float
+    """Acceptance length below which speculation itself is slower than plain decoding."""
+    concurrency: dict[int, float]
+    """Weight of each number of running requests in the service's load."""
+
+
+class Verdict(GrownRecord):
     """The promotion gate's decision; refusal is a normal value."""
+
+    LATER: ClassVar[frozenset[str]] = frozenset(
+        {"gate", "family", "family_alpha", "false_promotions_a_year", "throughput"}
+    )
 
     schema_version: Literal[1] = 1
     outcome: Literal["promote", "reject", "inconclusive"]
@@ -121,3 +159,13 @@ class Verdict(Record):
     target: TargetContract
     definition: str = ACCEPTANCE_DEFINITION
     sampling: str = "greedy"
+    gate: GateGeneration | None = None
+    """The gate generation it was made on; None where requests were not drawn from the service's gate."""
+    family: str = ""
+    """Digest of gate generation and incumbent: the verdicts that share one alpha."""
+    family_alpha: float | None = None
+    """Chance that a family promotes one or more drafts that are no better, at most."""
+    false_promotions_a_year: float | None = None
+    """Expected, at most: if no candidate were ever better, at the schedule and this generation's traffic."""
+    throughput: PredictedThroughput | None = None
+    """None: the engine is not profiled, or its load is not known; the reasons say so."""
