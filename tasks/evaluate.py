@@ -10,6 +10,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from tasks.serve import serving_steps
 from tasks.stage import cache_folder, stage
+from tasks.throughput import load_of, profile_for
 from tide import (
     families,
     gate,
@@ -25,7 +26,6 @@ from tide import (
 from tide.acceptance import NO_DRAFT, baseline_without_draft
 from tide.domain import (
     DraftModel,
-    EngineProfile,
     EvalReport,
     GateGeneration,
     Serving,
@@ -117,7 +117,7 @@ def _decide(
     if generation is not None:
         generation = generation.model_copy(update={"used": families.uses_of(given, generation.id)})
         attempt = families.attempt_of(given, families.family_of(generation.id, incumbent.draft))
-    profile, concurrency = _engine_load()
+    profile = profile_for(candidate.target, steps=candidate.steps)
     return promotion.decide(
         candidate,
         incumbent,
@@ -127,13 +127,8 @@ def _decide(
         policy_digest=policy.digest(),
         gate=generation,
         profile=profile,
-        concurrency=concurrency,
+        concurrency=load_of(snapshot).concurrency if profile else None,
     )
-
-
-def _engine_load() -> tuple[EngineProfile | None, Mapping[int, float] | None]:
-    """What a step costs on the engine, and the service's share of output tokens by number of running requests."""
-    return None, None
 
 
 def _verdicts() -> list[Verdict]:
