@@ -1,13 +1,14 @@
 """Throughput with and without speculation on a real SGLang: writes ``data/profile.json`` and ``data/speed.json``.
 
 One engine without speculation and one for each number of draft steps, all of the same target, take turns: first their
-profile is measured (tide.profiling), then every draft serves the same prompts as plain decoding, at each concurrency.
-Drafts are swapped in the running engines. Prompts come from a file of JSON lines with ``workload``, ``messages`` and,
-where the corpus has the request, its ``request``; without a file from the packaged workloads. Run alone on a quiet
-machine; about 12 minutes with the defaults, two drafts and two numbers of steps:
+profile is measured (tide.profiling), then drafts serve the same prompts as plain decoding, at each concurrency: all of
+them with the last number of steps, the first one with the others too. Drafts are swapped in the running engines.
+Prompts come from a file of JSON lines with ``workload``, ``messages`` and, where the corpus has the request, its
+``request``; without a file from the packaged workloads. ``--tokens`` should be the limit of the corpus's answers, so
+that its walk is of the same answers. Run alone on a quiet machine; about 14 minutes with the defaults and two drafts:
 
     python -m tests.bench.decisions.speed --draft chat=DIR --draft code=DIR [--prompts FILE] [--steps 1,3]
-        [--concurrency 1:4,4:12] [--tokens 48] [--repeats 2] [--profile-repeats 5] [--dtype bfloat16] [--out DIR]
+        [--concurrency 1:4,4:8] [--tokens 48] [--repeats 2] [--profile-repeats 5] [--dtype bfloat16] [--out DIR]
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ def engines(model: Path, drafts: dict[str, Path], args: argparse.Namespace) -> I
 
 
 def collect(model: Path, drafts: dict[str, Path], args: argparse.Namespace) -> None:
-    """Measure and write; the profile is written before the long part begins."""
+    """Measure and write; what is there is written as it comes."""
     prompts = read_prompts(args.prompts)
     digests = {name: load_draft(folder).digest for name, folder in drafts.items()}
     machine = f"{platform.machine()}, {os.cpu_count()} CPUs, {args.dtype}"
@@ -210,10 +211,19 @@ def collect(model: Path, drafts: dict[str, Path], args: argparse.Namespace) -> N
         profile = measure(plain, ours, plan, machine=machine, report=lambda line: print(line, flush=True))
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "profile.json").write_text(profile.to_json() + "\n")
-        arms = [Arm(plain)] + [Arm(e, name, d, g) for g, e in speculative.items() for name, d in digests.items()]
-        rows = list(conditions(arms, prompts, args))
-    (args.out / "speed.json").write_text(json.dumps(rows, indent=1) + "\n")
+        rows: list[dict[str, Any]] = []
+        for row in conditions(arms_of(plain, speculative, digests), prompts, args):
+            rows.append(row)
+            (args.out / "speed.json").write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{len(rows)} conditions in {args.out / 'speed.json'}")
+
+
+def arms_of(plain: SglangEngine, speculative: dict[int, SglangEngine], digests: dict[str, str]) -> list[Arm]:
+    """Plain decoding, every draft with the last number of steps, and the first draft with the others."""
+    *others, main = speculative
+    first = next(iter(digests))
+    served = [(main, name) for name in digests] + [(steps, first) for steps in others]
+    return [Arm(plain), *(Arm(speculative[steps], name, digests[name], steps) for steps, name in served)]
 
 
 def main() -> None:
@@ -243,7 +253,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--draft", action="append", required=True, metavar="NAME=FOLDER")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--steps", type=numbers, default=(1, 3))
-    parser.add_argument("--concurrency", type=counts, default={1: 4, 4: 12}, help="requests of a pass, by concurrency")
+    parser.add_argument("--concurrency", type=counts, default={1: 4, 4: 8}, help="requests of a pass, by concurrency")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--profile-repeats", type=int, default=5)
