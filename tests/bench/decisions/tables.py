@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.bench.decisions.corpus import DATA, REQUESTS_SCHEMA, SCORES_SCHEMA
-from tests.bench.decisions.prompts import HASH_KEY, LONGEST
+from tests.bench.decisions.prompts import HASH_KEY, LONGEST, choose
 from tide.domain import EvalReport
 from tide.sglang_plugin.admission import conversation_hash
 
@@ -34,7 +34,16 @@ def write_tables(home: Path) -> None:
     table = pa.Table.from_pylist(list(inputs(home, set(names.values()), answers)), REQUESTS_SCHEMA)
     pq.write_table(table, DATA / "requests.parquet", compression="zstd")
     (DATA / "drafts.json").write_text(json.dumps(drafts, indent=1) + "\n")
+    (home / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in prompts(names)))
     print(f"{len(rows)} walked rows, {len(live)} live ones, {table.num_rows} requests, in {DATA}")
+
+
+def prompts(names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The scored prompts with the names of their requests, as ``speed`` reads them."""
+    for workload in LONGEST:
+        for prompt in choose(workload).scored:
+            if request := names.get(conversation_hash(HASH_KEY.encode(), prompt.conversation)):
+                yield {"workload": workload, "request": request, "messages": prompt.messages}
 
 
 def hashed(line: dict[str, Any]) -> str:
