@@ -163,8 +163,8 @@ def propose(
     tokens = list(ids[1 : anchor + 2])
     proposed: list[int] = []
     for _ in range(steps):
-        out = _last_row(weights, torch.stack(hidden), embedding.double()[torch.tensor(tokens)])
-        scores = weights["lm_head.weight"] @ _norm(out, weights["norm.weight"])
+        out = last_row(weights, torch.stack(hidden), embedding.double()[torch.tensor(tokens)])
+        scores = weights["lm_head.weight"] @ norm(out, weights["norm.weight"])
         best = int(scores.argmax())
         proposed.append(best + int(tensors["d2t"][best]))
         hidden.append(out)
@@ -172,12 +172,13 @@ def propose(
     return proposed
 
 
-def _last_row(weights: Mapping[str, torch.Tensor], hidden: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor:
+def last_row(weights: Mapping[str, torch.Tensor], hidden: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor:
+    """[H]: what the draft's layer gives at the last of its rows."""
     layer = "midlayer."
     inputs = torch.cat(
         [
-            _norm(embeds, weights[layer + "input_layernorm.weight"]),
-            _norm(hidden, weights[layer + "hidden_norm.weight"]),
+            norm(embeds, weights[layer + "input_layernorm.weight"]),
+            norm(hidden, weights[layer + "hidden_norm.weight"]),
         ],
         dim=-1,
     )
@@ -190,12 +191,13 @@ def _last_row(weights: Mapping[str, torch.Tensor], hidden: torch.Tensor, embeds:
         scores = torch.stack([q @ _turn(keys[i, head // 2], i) for i in range(len(inputs))]) / math.sqrt(8)
         heads.append(scores.softmax(-1) @ values[:, head // 2])
     x = hidden[-1] + weights[layer + "self_attn.o_proj.weight"] @ torch.cat(heads)
-    y = _norm(x, weights[layer + "post_attention_layernorm.weight"])
+    y = norm(x, weights[layer + "post_attention_layernorm.weight"])
     gate = F.silu(weights[layer + "mlp.gate_proj.weight"] @ y) * (weights[layer + "mlp.up_proj.weight"] @ y)
     return x + weights[layer + "mlp.down_proj.weight"] @ gate
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """RMS norm over the last axis."""
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
 
 
