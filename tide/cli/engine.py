@@ -51,7 +51,8 @@ def profile(
     plan = _plan(concurrency, repeats)
     ours = _engines(config, speculative)
     with nullcontext(plain) if plain else local.plain_engine(home, _say) as address:
-        found = profiling.measure(*wiring.engines_at([address]), ours, plan, machine=machine, report=_say)
+        (baseline,) = wiring.engines_at([address])
+        found = profiling.measure(baseline, ours, plan, machine=machine, report=_say)
     path = out or config.home / FILE
     write_durably(path, found.to_json().encode())
     place = profiles.keep(wiring.store(config), config.drafts_repository, found)
