@@ -29,10 +29,16 @@ class _Finite(Record):
 
 
 class CapturePolicy(_Finite):
-    """How logged states are cut into windows."""
+    """How logged states are cut into windows, and how many of them are wanted."""
 
     window_s: int = Field(default=300, ge=1)
     """Length of a harvest window, seconds; a shard belongs to the window of its close time."""
+    floor_rate: float = Field(default=0.01, ge=0, le=1)
+    """Share of requests whose states are captured while nothing is asked for; counters are kept of all."""
+    gather_time_s: float = Field(default=3600.0, gt=0)
+    """Seconds in which ``train_tokens`` are to be gathered once the drift gate asks for a draft."""
+    byte_budget_per_s: float | None = Field(default=None, gt=0)
+    """Bytes of states a second that all replicas together may write; None: no limit."""
 
 
 class DriftPolicy(_Finite):

@@ -117,6 +117,7 @@ def _count(state: State, window: RequestStats, own: Bools, measured: int) -> Non
     unmeasured = int(own.sum()) - measured
     state.figures |= {
         "requests": float(len(window)),
+        "window_from": float(window.finished_at[0]) if len(window) else None,
         "measured": float(measured),
         "unmeasured": float(unmeasured),
         "mixed": float((window.draft == "mixed").sum()),

@@ -25,6 +25,7 @@ def accumulate(state: State, baseline: Baseline, measured: RequestStats) -> None
     fresh = measured.take(measured.finished_at > state.carried("until", baseline.until))
     losses = baseline.losses(fresh) - baseline.slack(fresh, state.policy)
     path = cusum(losses, state.carried("cusum")) if len(fresh) else np.array([state.carried("cusum")])
+    calm = fresh.finished_at[path == 0.0] if len(fresh) else np.array([])
     threshold = max(state.policy.cusum_threshold, baseline.alarm)
     state.figures |= {
         "rate": float(measured.accepted.sum() / measured.proposed.sum()) if len(measured) else None,
@@ -35,6 +36,7 @@ def accumulate(state: State, baseline: Baseline, measured: RequestStats) -> None
         "cusum_threshold": threshold,
         "until": float(fresh.finished_at[-1]) if len(fresh) else state.carried("until", baseline.until),
         "fresh": float(len(fresh)),
+        "loss_since": float(calm[-1]) if len(calm) else state.carried("loss_since", baseline.until),
     }
 
 
@@ -50,8 +52,8 @@ def check_acceptance(state: State) -> None:
 
 
 def check_groups(state: State, baseline: Baseline, measured: RequestStats, max_length: int) -> None:
-    """The loss of each context-length bucket and of cached prompts; watch a bucket that lost while all together did
-    not, and count what is longer than the draft was trained on.
+    """The loss of each context-length bucket and of cached prompts; watch a length that lost while the others did not,
+    and count what is longer than the draft was trained on.
 
     Args:
         max_length: tokens of the longest row the incumbent was trained on; 0: unknown.
@@ -60,9 +62,10 @@ def check_groups(state: State, baseline: Baseline, measured: RequestStats, max_l
     for name, mask in groups_of(measured).items():
         loss = float(losses[mask].mean()) - baseline.groups.get(name, 0.0)
         state.figures |= {f"loss_{name}": loss, f"requests_{name}": float(mask.sum())}
-        limit = max(2 * state.policy.cusum_slack, SIGNIFICANCE / math.sqrt(mask.sum()))
-        if name.startswith("context") and mask.sum() >= state.policy.min_requests and loss > limit:
-            state.watch(f"{name}: {int(mask.sum())} requests of this length lost {loss:.2f} sd against the baseline")
+        if name.startswith("context") and mask.sum() >= state.policy.min_requests and not mask.all():
+            limit = max(2 * state.policy.cusum_slack, SIGNIFICANCE / math.sqrt(mask.sum()))
+            if loss > limit and float(losses[~mask].mean()) < loss / 2:
+                state.watch(f"{name}: the {int(mask.sum())} requests of this length lose {loss:.2f} sd, others do not")
     longer = int((measured.context > max_length).sum()) if max_length else 0
     state.figures["longer_than_trained"] = float(longer) if max_length else None
     if longer:

@@ -42,8 +42,9 @@ def check_absent(state: State, baseline: Baseline, window: RequestStats) -> None
 
 
 def _found(state: State, baseline: Baseline, window: RequestStats) -> dict[str, Shift]:
-    found = shifts(baseline.signals, window, min_requests=state.policy.min_requests)
-    if baseline.states and (shift := state_shift(baseline.states, window, min_requests=state.policy.min_requests)):
+    needed, limit = state.policy.min_requests, state.policy.pooled_mmd_threshold
+    found = shifts(baseline.signals, window, min_requests=needed)
+    if baseline.states and (shift := state_shift(baseline.states, window, min_requests=needed, limit=limit)):
         found["pooled"] = shift
     return found
 

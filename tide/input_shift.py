@@ -12,6 +12,7 @@ of slices: night traffic with more code in it is no shift when code was there be
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,11 +59,11 @@ def _lengths(tokens: Floats) -> tuple[Floats, list[str]]:
     return np.eye(_LENGTH_BUCKETS)[bucket], [str(i) for i in range(_LENGTH_BUCKETS)]
 
 
-def _tokens(stats: RequestStats) -> tuple[Floats, list[str]]:
-    return stats.sketch.astype(np.float64), [str(i) for i in range(stats.sketch.shape[1])]
+def _tokens(stats: RequestStats) -> tuple[npt.NDArray[np.uint16], list[str]]:
+    return stats.sketch, [str(i) for i in range(stats.sketch.shape[1])]
 
 
-SIGNALS: Mapping[str, Callable[[RequestStats], tuple[Floats, list[str]]]] = {
+SIGNALS: Mapping[str, Callable[[RequestStats], tuple[npt.NDArray[Any], list[str]]]] = {
     "tokens": _tokens,
     "prompt_length": lambda stats: _lengths(stats.prompt_tokens),
     "response_length": lambda stats: _lengths(stats.response_tokens),
@@ -104,7 +105,7 @@ def shifts(signals: Mapping[str, Signal], window: RequestStats, *, min_requests:
             continue
         rows, labels = SIGNALS[name](carriers)
         masks = dict(strata(carriers.slice, [s for s in signal.requests if s != REST]))
-        found[name] = _compare(signal, rows.sum(axis=0), labels, masks)
+        found[name] = _compare(signal, rows.sum(axis=0, dtype=np.float64), labels, masks)
     return found
 
 
@@ -135,14 +136,16 @@ def divergences(left: Floats, right: Floats) -> Floats:
     return np.clip((parts[0].sum(axis=1) + parts[1].sum(axis=1)) / 2, 0.0, 1.0)
 
 
-def _counts(rows: Floats, labels: list[str]) -> dict[str, float]:
-    return {label: float(count) for label, count in zip(labels, rows.sum(axis=0), strict=True) if count}
+def _counts(rows: npt.NDArray[Any], labels: list[str]) -> dict[str, float]:
+    sums = rows.sum(axis=0, dtype=np.float64)
+    return {label: float(count) for label, count in zip(labels, sums, strict=True) if count}
 
 
-def _halves(rows: Floats, conversations: npt.NDArray[np.str_], rng: np.random.Generator) -> Floats:
+def _halves(rows: npt.NDArray[Any], conversations: npt.NDArray[np.str_], rng: np.random.Generator) -> Floats:
     """[SPLITS] divergences of random halves of the conversations, each over its 1/n + 1/m."""
     names, member = np.unique(conversations, return_inverse=True)
     order = np.argsort(rng.random((SPLITS, len(names))), axis=1)
     side: npt.NDArray[np.float64] = (order < len(names) // 2).astype(np.float64)[:, member]
+    rows = rows.astype(np.float64)
     left, size = side @ rows, side.sum(axis=1)
     return divergences(left, rows.sum(axis=0) - left) / (1 / size + 1 / (len(rows) - size))

@@ -53,8 +53,14 @@ def reference_states(stats: RequestStats, *, seed: int) -> States | None:
     )
 
 
-def state_shift(reference: States, window: RequestStats, *, min_requests: int, seed: int = 0) -> Shift | None:
-    """Distance of a window's pooled states from the reference's; None when too few requests carry one."""
+def state_shift(
+    reference: States, window: RequestStats, *, min_requests: int, limit: float = 0.0, seed: int = 0
+) -> Shift | None:
+    """Distance of a window's pooled states from the reference's; None when too few requests carry one.
+
+    Args:
+        limit: a distance up to this does not matter, so it is not tested and never significant.
+    """
     carriers = window.take(window.has_pooled)
     if len(carriers) < min_requests:
         return None
@@ -64,19 +70,35 @@ def state_shift(reference: States, window: RequestStats, *, min_requests: int, s
     rows = np.concatenate([carriers.pooled.astype(np.float64), theirs])
     kernel = np.exp(_squares(rows, rows) / (-2 * reference.width**2))
     conversations = np.concatenate([carriers.conversation, np.array(reference.conversations, dtype=np.str_)])
-    found, total = np.zeros(PERMUTATIONS + 1), 0
-    for slice, mask in strata(carriers.slice, known(slices)):
+    parts = _parts(carriers.slice, slices)
+    estimate = sum(size * _estimates(kernel[np.ix_(p, p)], _ours(p, carriers))[0] for p, size in parts)
+    distance = float(np.sqrt(max(estimate / max(sum(size for _, size in parts), 1), 0.0)))
+    if distance <= limit:
+        return Shift(distance=distance, significant=False)
+    beyond = np.zeros(PERMUTATIONS)
+    for place, size in parts:
+        sides = _permuted(_ours(place, carriers)[0] > 0, conversations[place], rng)
+        beyond += size * _estimates(kernel[np.ix_(place, place)], sides)
+    chance = (1 + int((beyond >= estimate).sum())) / (1 + PERMUTATIONS)
+    return Shift(distance=distance, significant=chance < SIGNIFICANCE)
+
+
+def _parts(window: Words, slices: Words) -> list[tuple[npt.NDArray[np.int64], int]]:
+    """(places of the window's and the reference's requests that are compared, how many are the window's) by slice.
+
+    One request of a slice says nothing of a spread, and is left out.
+    """
+    found = []
+    for slice, mask in strata(window, known(slices)):
         other = np.ones(len(slices), dtype=np.bool_) if slice == REST else slices == slice
-        place = np.flatnonzero(np.concatenate([mask, other]))
-        if (size := int(mask.sum())) < 2:
-            continue  # one request says nothing of a spread
-        sides = _permuted(place < len(carriers), conversations[place], rng)
-        found += size * _estimates(kernel[np.ix_(place, place)], sides)
-        total += size
-    if not total:
-        return Shift(distance=0.0, significant=False)
-    beyond = (1 + int((found[1:] >= found[0]).sum())) / (1 + PERMUTATIONS)
-    return Shift(distance=float(np.sqrt(max(found[0] / total, 0.0))), significant=beyond < SIGNIFICANCE)
+        if (size := int(mask.sum())) > 1:
+            found.append((np.flatnonzero(np.concatenate([mask, other])), size))
+    return found
+
+
+def _ours(place: npt.NDArray[np.int64], window: RequestStats) -> Floats:
+    """[1, n] 1 for places of the window's requests, which come first."""
+    return (place < len(window)).astype(np.float64)[None]
 
 
 def _sample(stats: RequestStats, rng: np.random.Generator) -> RequestStats:
@@ -94,7 +116,7 @@ def _squares(left: Floats, right: Floats) -> Floats:
 
 
 def _permuted(ours: Bools, conversations: Words, rng: np.random.Generator) -> Floats:
-    """[PERMUTATIONS + 1, n] 1 for requests on the window's side: first as they are, then whole conversations exchanged.
+    """[PERMUTATIONS, n] 1 for requests on the window's side when whole conversations are exchanged.
 
     Conversations are laid out in a random order and cut where the window's number of requests is reached.
     """
@@ -104,7 +126,8 @@ def _permuted(ours: Bools, conversations: Words, rng: np.random.Generator) -> Fl
     before = np.cumsum(sizes[order], axis=1) - sizes[order]
     taken = np.empty_like(order, dtype=np.float64)
     np.put_along_axis(taken, order, (before < int(ours.sum())).astype(np.float64), axis=1)
-    return np.concatenate([ours[None].astype(np.float64), taken[:, member]])
+    found: Floats = taken[:, member]
+    return found
 
 
 def _estimates(kernel: Floats, sides: npt.NDArray[np.float64]) -> Floats:

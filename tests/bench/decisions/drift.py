@@ -1,0 +1,158 @@
+"""How often the drift gate is wrong: false alarms, losses found and how soon, beside the published EMA rule.
+
+Every trial draws a baseline and streams of the corpus's conversations (``traffic``) and asks the gate the service runs,
+window by window, with the report before. Run: ``python -m tests.bench.decisions.drift [trials]``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from scipy.signal import lfilter
+from scipy.stats import beta
+
+from tests.bench.decisions.traffic import DRAFT, Pool, pools, stream, with_loss
+from tests.support.drafts import draft_config, draft_tensors
+from tests.support.reports import TARGET
+from tide import drift
+from tide.baseline import Baseline
+from tide.calibration import cusum
+from tide.config import DriftPolicy
+from tide.domain import DraftModel, DriftReport
+from tide.draft_files import read_contract
+from tide.request_stats import RequestStats
+
+STREAM, WINDOW, RAMP = 900, 100, 2500
+LOSS, RAMP_LOSS, MIX_MOVE = 0.05, 0.15, 0.10
+SHORT, LONG, EMA_EPS = 0.95, 0.995, 0.08
+"""The published rule: two exponential means of the acceptance rate; it fires when the short one is this far below."""
+
+
+def measure(trials: int = 500, *, seed: int = 0, policy: DriftPolicy | None = None) -> dict[str, Any]:
+    """Figures of ``drift.*``; see the module."""
+    policy, found = policy or DriftPolicy(), pools()
+    rng = np.random.default_rng(seed)
+    rows = [_trial(list(found.values())[i % len(found)], policy, rng) for i in range(trials)]
+    delays = [row["delay"] for row in rows if np.isfinite(row["delay"])]
+    windows = [count for i in range(max(trials // 10, 1)) for count in _windows(_nth(found, i), policy, rng)]
+    return {
+        "drift": {
+            "false_alarm_per_900": rate([row["null"] for row in rows]),
+            "false_alarm_per_100_windows": rate(windows) | {"window_requests": policy.min_requests},
+            "found_abrupt": rate([row["abrupt"] for row in rows]),
+            "found_ramp": rate([row["ramp"] for row in rows]),
+            "found_mix": rate([row["mix"] for row in rows]),
+            "median_delay": float(np.median(delays)) if delays else None,
+            "ema_false_alarm_per_900": rate([row["ema_null"] for row in rows]),
+            "ema_found_abrupt": rate([row["ema_abrupt"] for row in rows]),
+            "ema_found_ramp": rate([row["ema_ramp"] for row in rows]),
+            "input_flags": {str(n): rate(_flags(_nth(found, 0), n, k, policy, rng)) for n, k in _SIZES},
+            "drafts": sorted(found),
+            "policy": policy.model_dump(mode="json"),
+        }
+    }
+
+
+_SIZES = ((500, 200), (5_000, 100), (50_000, 20))
+
+
+def rate(hits: list[bool]) -> dict[str, Any]:
+    """Share of trials with its exact (Clopper-Pearson) 95% interval."""
+    n, k = len(hits), int(sum(hits))
+    low = float(beta.ppf(0.025, k, n - k + 1)) if k else 0.0
+    high = float(beta.ppf(0.975, k + 1, n - k)) if k < n else 1.0
+    return {"rate": k / n, "low": low, "high": high, "trials": n}
+
+
+def _nth(found: dict[str, Pool], index: int) -> Pool:
+    return list(found.values())[index % len(found)]
+
+
+def _trial(pool: Pool, policy: DriftPolicy, rng: np.random.Generator) -> dict[str, Any]:
+    phase, start = rng.random(), float(policy.baseline_requests)
+    first = stream(pool, policy.baseline_requests, rng, phase=phase)
+    baseline = _freeze(first, policy)
+    mean = float(np.mean(first.rate))
+
+    def draw(count: int, mix_move: float = 0.0) -> RequestStats:
+        return stream(pool, count, rng, start=start, phase=phase, mix_move=mix_move)
+
+    null, lost = draw(STREAM), with_loss(draw(STREAM), LOSS / pool.rate, rng)
+    ramp = with_loss(draw(RAMP), np.linspace(0, RAMP_LOSS / pool.rate, RAMP), rng)
+    mixed = with_loss(draw(STREAM, MIX_MOVE), LOSS / pool.rate, rng)
+    return {
+        "null": _asks(baseline, null, policy),
+        "abrupt": _asks(baseline, lost, policy),
+        "ramp": _asks(baseline, ramp, policy),
+        "mix": _asks(baseline, mixed, policy),
+        "delay": _delay(baseline, lost, policy),
+        "ema_null": _ema_fires(null, mean),
+        "ema_abrupt": _ema_fires(lost, mean),
+        "ema_ramp": _ema_fires(ramp, mean),
+    }
+
+
+def _windows(pool: Pool, policy: DriftPolicy, rng: np.random.Generator) -> list[bool]:
+    """Whether each of 100 harvest windows of unchanged traffic asks for a draft."""
+    phase = rng.random()
+    baseline = _freeze(stream(pool, policy.baseline_requests, rng, phase=phase), policy)
+    after = stream(pool, 100 * policy.min_requests, rng, start=float(policy.baseline_requests), phase=phase)
+    return [report.decision == "retrain" for report in _looks(baseline, after, policy, policy.min_requests)]
+
+
+def _flags(pool: Pool, count: int, draws: int, policy: DriftPolicy, rng: np.random.Generator) -> list[bool]:
+    """Whether draws of this size from the baseline's own distribution count as moved inputs."""
+    found = []
+    for _ in range(draws):
+        baseline = _freeze(stream(pool, policy.baseline_requests, rng), policy)
+        window = stream(pool, count, rng, start=float(policy.baseline_requests))
+        found.append(bool(next(_looks(baseline, window, policy, count)).figures["input_streak"]))
+    return found
+
+
+def _freeze(first: RequestStats, policy: DriftPolicy) -> Baseline:
+    baseline = drift.freeze_baseline(first, policy, draft=DRAFT)
+    assert baseline is not None
+    return baseline
+
+
+def _looks(baseline: Baseline, stats: RequestStats, policy: DriftPolicy, window: int) -> Iterator[DriftReport]:
+    """The gate's reports, one a window, each with the one before."""
+    report = None
+    for begin in range(0, len(stats), window):
+        rows = np.zeros(len(stats), dtype=np.bool_)
+        rows[begin : begin + window] = True
+        report = drift.decide(
+            baseline, stats.take(rows), policy, incumbent=INCUMBENT, trained_tokens_available=0, previous=report
+        )
+        yield report
+
+
+def _asks(baseline: Baseline, stats: RequestStats, policy: DriftPolicy) -> bool:
+    return any(report.decision == "retrain" for report in _looks(baseline, stats, policy, WINDOW))
+
+
+def _delay(baseline: Baseline, stats: RequestStats, policy: DriftPolicy) -> float:
+    """Requests until the sum of losses passes its threshold, as if the gate looked after every request."""
+    path = cusum(baseline.losses(stats) - baseline.slack(stats, policy))
+    beyond = np.flatnonzero(path > max(policy.cusum_threshold, baseline.alarm))
+    return float(beyond[0] + 1) if len(beyond) else float("inf")
+
+
+def _ema_fires(stats: RequestStats, start: float) -> bool:
+    short, long = (lfilter([1 - d], [1, -d], stats.rate, zi=[d * start])[0] for d in (SHORT, LONG))
+    return bool((long - short > EMA_EPS).any())
+
+
+_CONTRACT = read_contract(draft_config(), draft_tensors(draft_config())["d2t"])
+INCUMBENT = DraftModel(
+    digest=DRAFT, contract=_CONTRACT, target=TARGET, states_commit="s", trained_tokens=1, max_length=0
+)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 500), indent=2))
