@@ -6,6 +6,7 @@ decisions.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -30,6 +31,8 @@ class Regime(Record):
 
     rate: float
     """Accepted over proposed, pooled."""
+    sd: float
+    """Of a request's residual, weighted by verify steps; one drawn to that of all where there are few requests."""
     centre: float
     """Mean standardised residual: that of requests differs from the pooled one, as long ones accept differently."""
     error: float
@@ -47,8 +50,6 @@ class Baseline(Record):
     overall: Regime
     """Of all requests; stands for a regime that is new or was rare, whose own rate may be as far off as regimes are."""
     regimes: dict[str, Regime]
-    sd: float
-    """Of a request's residual, weighted by verify steps."""
     mean_steps: float
     alarm: float
     """Sum of losses that streams of these very requests pass at the policy's false alarm rate."""
@@ -58,11 +59,6 @@ class Baseline(Record):
     """Share of requests without counters, token histogram, pooled state."""
     signals: dict[str, Signal]
     states: States | None
-
-    @property
-    def rate(self) -> float:
-        """Accepted over proposed of all its requests."""
-        return self.overall.rate
 
     def expected(self, stats: RequestStats) -> Floats:
         """[n] acceptance rate of each request's regime; that of all where the regime is new or was rare."""
@@ -75,7 +71,7 @@ class Baseline(Record):
     def standardised(self, stats: RequestStats) -> Floats:
         """[n] residuals in standard deviations; a request of many verify steps says more, so it weighs more."""
         residual = stats.rate - self.expected(stats)
-        return residual / self.sd * np.sqrt(stats.verify_steps / self.mean_steps)
+        return residual / self._of_regime(stats, "sd") * np.sqrt(stats.verify_steps / self.mean_steps)
 
     def losses(self, stats: RequestStats) -> Floats:
         """[n] standardised losses, of mean 0 in each regime of the baseline; no slack taken off."""
@@ -104,12 +100,11 @@ def freeze_baseline(stats: RequestStats, policy: DriftPolicy, *, draft: str) -> 
         return None
     until = float(measured.finished_at[policy.baseline_requests - 1])
     first, inputs = measured.take(measured.finished_at <= until), own.take(own.finished_at <= until)
-    bare = _rates(first, Baseline(
-        draft=draft, requests=len(first), until=until, overall=_regime(_pooled(first)), regimes={}, sd=1.0,
+    sure = _centred(first, _spread(first, Baseline(
+        draft=draft, requests=len(first), until=until, overall=_regime(first), regimes=_regimes(first),
         mean_steps=float(first.verify_steps.mean()), alarm=0.0, groups={}, absent=absent_shares(inputs),
         signals=reference(inputs, seed=0), states=reference_states(inputs, seed=0),
-    ))  # fmt: skip
-    sure = bare.model_copy(update=_errors(first, bare))
+    )))  # fmt: skip
     losses = sure.losses(first)
     alarm = alarm_threshold(
         losses - sure.slack(first, policy), first.conversation,
@@ -134,17 +129,31 @@ def absent_shares(stats: RequestStats) -> dict[str, float]:
     return {name: float(1 - mask.mean()) for name, mask in present.items()}
 
 
-def _rates(first: RequestStats, bare: Baseline) -> Baseline:
-    """Rates of the regimes, and the spread of what they leave over."""
+def _regimes(first: RequestStats) -> dict[str, Regime]:
     parts = {str(name): first.take(first.regime == name) for name in np.unique(first.regime)}
-    regimes = {name: _regime(_pooled(p)) for name, p in parts.items() if len(p) >= MIN_REGIME_REQUESTS}
-    bare = bare.model_copy(update={"regimes": regimes})
-    spread = np.sqrt(np.average((first.rate - bare.expected(first)) ** 2, weights=first.verify_steps))
-    return bare.model_copy(update={"sd": max(float(spread), MIN_SD)})
+    return {name: _regime(part) for name, part in parts.items() if len(part) >= MIN_REGIME_REQUESTS}
 
 
-def _errors(first: RequestStats, bare: Baseline) -> dict[str, Regime | dict[str, Regime]]:
-    """Where the residuals of each regime lie, and how surely.
+def _regime(stats: RequestStats) -> Regime:
+    return Regime(rate=float(stats.accepted.sum() / stats.proposed.sum()), sd=1.0, centre=0.0, error=0.0)
+
+
+def _spread(first: RequestStats, bare: Baseline) -> Baseline:
+    """The baseline with the standard deviations of what its rates leave over."""
+    squares = (first.rate - bare.expected(first)) ** 2
+    of_all = float(np.average(squares, weights=first.verify_steps))
+    regimes = {}
+    for name, regime in bare.regimes.items():
+        mask = first.regime == name
+        own, count = float(np.average(squares[mask], weights=first.verify_steps[mask])), int(mask.sum())
+        variance = (count * own + MIN_REGIME_REQUESTS * of_all) / (count + MIN_REGIME_REQUESTS)
+        regimes[name] = regime.model_copy(update={"sd": max(math.sqrt(variance), MIN_SD)})
+    overall = bare.overall.model_copy(update={"sd": max(math.sqrt(of_all), MIN_SD)})
+    return bare.model_copy(update={"overall": overall, "regimes": regimes})
+
+
+def _centred(first: RequestStats, bare: Baseline) -> Baseline:
+    """The baseline with where the residuals of each regime lie, and how surely.
 
     A regime that is not known is as far from the rest as the known ones are from one another.
     """
@@ -152,17 +161,9 @@ def _errors(first: RequestStats, bare: Baseline) -> dict[str, Regime | dict[str,
     for name, regime in bare.regimes.items():
         mask = first.regime == name
         centre, error = float(values[mask].mean()), mean_error(values[mask], first.conversation[mask])
-        regimes[name] = Regime(rate=regime.rate, centre=centre, error=error)
-    between = [regimes[str(name)].rate for name in first.regime if str(name) in regimes]
-    distance = float(np.std(between)) / bare.sd if between else 0.0
-    error = float(np.hypot(mean_error(values, first.conversation), distance))
-    overall = Regime(rate=bare.rate, centre=float(values.mean()), error=error)
-    return {"overall": overall, "regimes": regimes}
-
-
-def _pooled(stats: RequestStats) -> float:
-    return float(stats.accepted.sum() / stats.proposed.sum())
-
-
-def _regime(rate: float) -> Regime:
-    return Regime(rate=rate, centre=0.0, error=0.0)
+        regimes[name] = regime.model_copy(update={"centre": centre, "error": error})
+    known = bare.expected(first)[np.isin(first.regime, list(regimes))]
+    distance = float(known.std()) / bare.overall.sd if len(known) else 0.0
+    error = math.hypot(mean_error(values, first.conversation), distance)
+    overall = bare.overall.model_copy(update={"centre": float(values.mean()), "error": error})
+    return bare.model_copy(update={"overall": overall, "regimes": regimes})

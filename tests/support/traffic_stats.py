@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tests.support.drafts import draft_config, draft_tensors
+from tests.support.reports import TARGET
+from tide.domain import DraftModel
+from tide.draft_files import read_contract
 from tide.request_stats import RequestStats
 
 DRAFT = "d" * 64
@@ -66,6 +70,19 @@ def make_stats(
         sketch=_sketches(count, token_shift, rng),
         pooled=_pooled(count, state_shift, np.random.default_rng([seed, 2])),
     )
+
+
+def draft_model(**changes: object) -> DraftModel:
+    """A draft of ours that serves; its digest is that of the made-up requests."""
+    contract = read_contract(draft_config(), draft_tensors(draft_config())["d2t"])
+    fields: dict[str, object] = {
+        "digest": DRAFT,
+        "contract": contract,
+        "target": TARGET,
+        "states_commit": "commit",
+        "trained_tokens": 100_000,
+    }
+    return DraftModel.model_validate(fields | changes)
 
 
 def join(*parts: RequestStats) -> RequestStats:

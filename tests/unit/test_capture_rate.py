@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.reports import TARGET
-from tests.support.traffic_stats import make_stats
+from tests.support.traffic_stats import draft_model, make_stats
 from tide.capture_rate import after, rows_per_s, wanted_rate
 from tide.config import CapturePolicy, Policy
 from tide.domain import DriftReport
@@ -58,8 +58,6 @@ def test_a_rate_is_a_share_and_within_the_budget(
 
 @pytest.mark.parametrize(("decision", "expected"), [("none", 0.01), ("watch", 1.0), ("retrain", 1.0)])
 def test_the_drift_gate_raises_the_rate(decision: Any, expected: float) -> None:
-    from tests.unit.test_drift import draft_model
-
     report = DriftReport(decision=decision, reasons=(), figures={}, incumbent="d", states_commit="s")
     assert after(report, make_stats(0), Policy(), draft_model(), 0, TARGET) == expected
 

@@ -16,14 +16,12 @@ from scipy.signal import lfilter
 from scipy.stats import beta
 
 from tests.bench.decisions.traffic import DRAFT, Pool, pools, stream, with_loss
-from tests.support.drafts import draft_config, draft_tensors
-from tests.support.reports import TARGET
+from tests.support.traffic_stats import draft_model
 from tide import drift
 from tide.baseline import Baseline
 from tide.calibration import cusum
 from tide.config import DriftPolicy
-from tide.domain import DraftModel, DriftReport
-from tide.draft_files import read_contract
+from tide.domain import DriftReport
 from tide.request_stats import RequestStats
 
 STREAM, WINDOW, RAMP = 900, 100, 2500
@@ -148,10 +146,7 @@ def _ema_fires(stats: RequestStats, start: float) -> bool:
     return bool((long - short > EMA_EPS).any())
 
 
-_CONTRACT = read_contract(draft_config(), draft_tensors(draft_config())["d2t"])
-INCUMBENT = DraftModel(
-    digest=DRAFT, contract=_CONTRACT, target=TARGET, states_commit="s", trained_tokens=1, max_length=0
-)
+INCUMBENT = draft_model(digest=DRAFT)
 
 
 if __name__ == "__main__":
