@@ -107,8 +107,9 @@ def freeze_baseline(stats: RequestStats, policy: DriftPolicy, *, draft: str) -> 
     )))  # fmt: skip
     losses = sure.losses(first)
     alarm = alarm_threshold(
-        losses - sure.slack(first, policy), first.conversation,
-        horizon=policy.false_alarm_requests, rate=policy.false_alarm_rate, seed=0,
+        losses - sure.slack(first, policy), first.conversation, seed=0,
+        horizon=policy.false_alarm_requests, rate=policy.false_alarm_rate,
+        error=mean_error(losses, first.conversation) if policy.baseline_errors else 0.0,
     )  # fmt: skip
     groups = {name: float(losses[mask].mean()) for name, mask in groups_of(first).items()}
     return sure.model_copy(update={"alarm": alarm, "groups": groups})

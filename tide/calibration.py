@@ -23,7 +23,9 @@ def cusum(losses: Floats, start: float = 0.0) -> Floats:
     return path
 
 
-def alarm_threshold(losses: Floats, conversations: Words, *, horizon: int, rate: float, seed: int) -> float:
+def alarm_threshold(
+    losses: Floats, conversations: Words, *, horizon: int, rate: float, seed: int, error: float = 0.0
+) -> float:
     """The sum that resampled streams of the baseline's own losses pass with a given probability.
 
     Args:
@@ -31,10 +33,13 @@ def alarm_threshold(losses: Floats, conversations: Words, *, horizon: int, rate:
         conversations: [n] which requests stand together.
         horizon: requests of a stream.
         rate: share of streams that may pass it.
+        error: standard error of the mean loss; every stream is that much off its baseline, by chance.
     """
     streams = max(min(STREAMS, _REQUESTS // horizon), 1)
-    drawn = losses[_draw(conversations, streams * horizon, np.random.default_rng(seed))].reshape(streams, horizon)
-    return float(np.quantile(cusum(drawn).max(axis=1), 1 - rate, method="higher"))
+    rng = np.random.default_rng(seed)
+    drawn = losses[_draw(conversations, streams * horizon, rng)].reshape(streams, horizon)
+    off = error * rng.standard_normal((streams, 1))
+    return float(np.quantile(cusum(drawn + off).max(axis=1), 1 - rate, method="higher"))
 
 
 def mean_error(values: Floats, conversations: Words) -> float:
@@ -52,10 +57,11 @@ def mean_error(values: Floats, conversations: Words) -> float:
 def _draw(conversations: Words, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """[count] places of requests, conversation after conversation, drawn with replacement."""
     _, member = np.unique(conversations, return_inverse=True)
-    order = np.argsort(member, kind="stable")
     sizes = np.bincount(member)
+    if sizes.max() == 1:
+        return rng.integers(0, len(member), count)
+    order = np.argsort(member, kind="stable")
     starts = np.cumsum(sizes) - sizes
-    # Conversations are drawn alike often, so their mean size is what one draw brings; a margin covers its spread.
     chosen = rng.integers(0, len(sizes), int(1.2 * count / sizes.mean()) + 10 * int(sizes.max()))
     while sizes[chosen].sum() < count:
         chosen = np.concatenate([chosen, rng.integers(0, len(sizes), len(chosen))])

@@ -87,7 +87,8 @@ class RequestStats:
     @property
     def slice(self) -> Words:
         """[n] the slice alone."""
-        return np.array([str(regime).partition("|")[0] for regime in self.regime], dtype=np.str_)
+        names, place = np.unique(self.regime, return_inverse=True)
+        return np.array([name.partition("|")[0] for name in names.tolist()], dtype=np.str_)[place]
 
     @property
     def rate(self) -> Floats:

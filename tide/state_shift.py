@@ -10,12 +10,14 @@ bounded whatever the window.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from tide.domain import Record
 from tide.input_shift import MIN_CONVERSATIONS, Shift
-from tide.request_stats import Bools, Floats, RequestStats, Words
+from tide.request_stats import Floats, RequestStats, Words
 from tide.strata import REST, known, strata
 
 MAX_ROWS = 300
@@ -34,6 +36,8 @@ class States(Record):
     conversations: tuple[str, ...]
     width: float
     """Of the Gaussian kernel exp(-d^2 / (2 width^2)): the median distance between the reference's states."""
+    alike: dict[str, float]
+    """Mean kernel of two different states of a slice; ``*`` is that of all."""
 
 
 def reference_states(stats: RequestStats, *, seed: int) -> States | None:
@@ -45,11 +49,14 @@ def reference_states(stats: RequestStats, *, seed: int) -> States | None:
     width = float(np.sqrt(np.median(squares[np.triu_indices(len(rows), 1)])))
     if width == 0.0:
         return None
+    kernel, slices = np.exp(squares / (-2 * width**2)), kept.slice
+    masks = {name: slices == name for name in known(slices)} | {REST: np.ones(len(rows), dtype=np.bool_)}
     return States(
         rows=tuple(map(tuple, rows.tolist())),
-        slices=tuple(kept.slice.tolist()),
+        slices=tuple(slices.tolist()),
         conversations=tuple(kept.conversation.tolist()),
         width=width,
+        alike={name: _alike(kernel[np.ix_(mask, mask)]) for name, mask in masks.items()},
     )
 
 
@@ -66,39 +73,52 @@ def state_shift(
         return None
     rng = np.random.default_rng(seed)
     carriers = _sample(carriers, rng)
-    theirs, slices = np.array(reference.rows), np.array(reference.slices, dtype=np.str_)
-    rows = np.concatenate([carriers.pooled.astype(np.float64), theirs])
+    parts = _parts(carriers.slice, np.array(reference.slices, dtype=np.str_))
+    ours, theirs = carriers.pooled.astype(np.float64), np.array(reference.rows)
+    estimate = _distance(reference, parts, ours, theirs)
+    if estimate <= limit**2 or not parts:
+        return Shift(distance=math.sqrt(max(estimate, 0.0)), significant=False)
+    rows = np.concatenate([ours, theirs])
     kernel = np.exp(_squares(rows, rows) / (-2 * reference.width**2))
-    conversations = np.concatenate([carriers.conversation, np.array(reference.conversations, dtype=np.str_)])
-    parts = _parts(carriers.slice, slices)
-    estimate = sum(size * _estimates(kernel[np.ix_(p, p)], _ours(p, carriers))[0] for p, size in parts)
-    distance = float(np.sqrt(max(estimate / max(sum(size for _, size in parts), 1), 0.0)))
-    if distance <= limit:
-        return Shift(distance=distance, significant=False)
-    beyond = np.zeros(PERMUTATIONS)
-    for place, size in parts:
-        sides = _permuted(_ours(place, carriers)[0] > 0, conversations[place], rng)
-        beyond += size * _estimates(kernel[np.ix_(place, place)], sides)
+    talks = np.concatenate([carriers.conversation, np.array(reference.conversations, dtype=np.str_)])
+    beyond, total = np.zeros(PERMUTATIONS), sum(len(mine) for _, mine, _ in parts)
+    for _, mine, other in parts:
+        place = np.concatenate([mine, len(ours) + other])
+        sides = _permuted(len(mine), talks[place], rng)
+        beyond += len(mine) / total * _estimates(kernel[np.ix_(place, place)], sides)
     chance = (1 + int((beyond >= estimate).sum())) / (1 + PERMUTATIONS)
-    return Shift(distance=distance, significant=chance < SIGNIFICANCE)
+    return Shift(distance=math.sqrt(estimate), significant=chance < SIGNIFICANCE)
 
 
-def _parts(window: Words, slices: Words) -> list[tuple[npt.NDArray[np.int64], int]]:
-    """(places of the window's and the reference's requests that are compared, how many are the window's) by slice.
+Part = tuple[str, npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+def _parts(window: Words, slices: Words) -> list[Part]:
+    """(slice, places in the window, places in the reference) of what is compared with what.
 
     One request of a slice says nothing of a spread, and is left out.
     """
     found = []
     for slice, mask in strata(window, known(slices)):
         other = np.ones(len(slices), dtype=np.bool_) if slice == REST else slices == slice
-        if (size := int(mask.sum())) > 1:
-            found.append((np.flatnonzero(np.concatenate([mask, other])), size))
+        if mask.sum() > 1:
+            found.append((slice, np.flatnonzero(mask), np.flatnonzero(other)))
     return found
 
 
-def _ours(place: npt.NDArray[np.int64], window: RequestStats) -> Floats:
-    """[1, n] 1 for places of the window's requests, which come first."""
-    return (place < len(window)).astype(np.float64)[None]
+def _distance(reference: States, parts: list[Part], ours: Floats, theirs: Floats) -> float:
+    """Unbiased MMD^2, the mean over the window's requests of that of their slice."""
+    total = 0.0
+    for slice, mine, other in parts:
+        own, across = (np.exp(_squares(ours[mine], x) / (-2 * reference.width**2)) for x in (ours[mine], theirs[other]))
+        total += len(mine) * (_alike(own) + reference.alike[slice] - 2 * float(across.mean()))
+    return total / max(sum(len(mine) for _, mine, _ in parts), 1)
+
+
+def _alike(kernel: Floats) -> float:
+    """Mean kernel of two different rows."""
+    n = len(kernel)
+    return float((kernel.sum() - np.trace(kernel)) / (n * (n - 1)))
 
 
 def _sample(stats: RequestStats, rng: np.random.Generator) -> RequestStats:
@@ -115,7 +135,7 @@ def _squares(left: Floats, right: Floats) -> Floats:
     return np.maximum(norms - 2 * left @ right.T, 0.0)
 
 
-def _permuted(ours: Bools, conversations: Words, rng: np.random.Generator) -> Floats:
+def _permuted(ours: int, conversations: Words, rng: np.random.Generator) -> Floats:
     """[PERMUTATIONS, n] 1 for requests on the window's side when whole conversations are exchanged.
 
     Conversations are laid out in a random order and cut where the window's number of requests is reached.
@@ -125,7 +145,7 @@ def _permuted(ours: Bools, conversations: Words, rng: np.random.Generator) -> Fl
     order = np.argsort(rng.random((PERMUTATIONS, len(names))), axis=1)
     before = np.cumsum(sizes[order], axis=1) - sizes[order]
     taken = np.empty_like(order, dtype=np.float64)
-    np.put_along_axis(taken, order, (before < int(ours.sum())).astype(np.float64), axis=1)
+    np.put_along_axis(taken, order, (before < ours).astype(np.float64), axis=1)
     found: Floats = taken[:, member]
     return found
 

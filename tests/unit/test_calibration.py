@@ -50,6 +50,12 @@ def test_a_longer_horizon_and_a_smaller_rate_ask_for_more() -> None:
     assert threshold(losses, rate=0.2) < threshold(losses)
 
 
+def test_a_baseline_that_may_be_wrong_asks_for_more() -> None:
+    losses = np.random.default_rng(3).normal(-0.25, 1, 400)
+    exact, unsure = (alarm_threshold(losses, ALONE, horizon=300, rate=0.01, seed=0, error=e) for e in (0.0, 0.2))
+    assert unsure > 1.5 * exact
+
+
 def test_the_error_of_a_mean_counts_conversations_and_not_requests() -> None:
     rng = np.random.default_rng(4)
     single = rng.normal(0, 1, 400)

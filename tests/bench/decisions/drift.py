@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache, partial
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,9 @@ from tide.config import DriftPolicy
 from tide.domain import DriftReport
 from tide.request_stats import RequestStats
 
-STREAM, WINDOW, RAMP = 900, 100, 2500
+STREAM, WINDOW, RAMP, RAMP_WINDOW = 900, 100, 2500, 250
+SIZES = {500: 100, 5_000: 100, 50_000: 20}
+"""Draws of one size from one distribution, by size, at 500 trials."""
 LOSS, RAMP_LOSS, MIX_MOVE = 0.05, 0.15, 0.10
 SHORT, LONG, EMA_EPS = 0.95, 0.995, 0.08
 """The published rule: two exponential means of the acceptance rate; it fires when the short one is this far below."""
@@ -32,30 +37,43 @@ SHORT, LONG, EMA_EPS = 0.95, 0.995, 0.08
 
 def measure(trials: int = 500, *, seed: int = 0, policy: DriftPolicy | None = None) -> dict[str, Any]:
     """Figures of ``drift.*``; see the module."""
-    policy, found = policy or DriftPolicy(), pools()
-    rng = np.random.default_rng(seed)
-    rows = [_trial(list(found.values())[i % len(found)], policy, rng) for i in range(trials)]
+    policy, drafts = policy or DriftPolicy(), sorted(pools())
+    rows = _parallel(_trial, trials, policy, seed)
+    windows = _parallel(_windows, max(trials // 10, 1), policy, seed + 1)
+    flags = {n: _parallel(partial(_flag, n), max(k * trials // 500, 1), policy, seed + 2) for n, k in SIZES.items()}
     delays = [row["delay"] for row in rows if np.isfinite(row["delay"])]
-    windows = [count for i in range(max(trials // 10, 1)) for count in _windows(_nth(found, i), policy, rng)]
+    found = {name: rate([row[name] for row in rows]) for name in rows[0] if name != "delay"}
     return {
         "drift": {
-            "false_alarm_per_900": rate([row["null"] for row in rows]),
-            "false_alarm_per_100_windows": rate(windows) | {"window_requests": policy.min_requests},
-            "found_abrupt": rate([row["abrupt"] for row in rows]),
-            "found_ramp": rate([row["ramp"] for row in rows]),
-            "found_mix": rate([row["mix"] for row in rows]),
+            **found,
+            "false_alarm_per_100_windows": rate([hit for hits in windows for hit in hits])
+            | {"window_requests": policy.min_requests, "streams": len(windows)},
             "median_delay": float(np.median(delays)) if delays else None,
-            "ema_false_alarm_per_900": rate([row["ema_null"] for row in rows]),
-            "ema_found_abrupt": rate([row["ema_abrupt"] for row in rows]),
-            "ema_found_ramp": rate([row["ema_ramp"] for row in rows]),
-            "input_flags": {str(n): rate(_flags(_nth(found, 0), n, k, policy, rng)) for n, k in _SIZES},
-            "drafts": sorted(found),
+            "input_flags": {str(n): rate(hits) for n, hits in flags.items()},
+            "drafts": drafts,
             "policy": policy.model_dump(mode="json"),
         }
     }
 
 
-_SIZES = ((500, 200), (5_000, 100), (50_000, 20))
+def _parallel(
+    job: Callable[[Pool, DriftPolicy, np.random.Generator], Any], count: int, policy: DriftPolicy, seed: int
+) -> list[Any]:
+    """What a job gives so many times, on the drafts by turn; the same for the same seed on any number of cores."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as workers:
+        return list(workers.map(partial(_once, job, policy, seed), range(count), chunksize=4))
+
+
+def _once(
+    job: Callable[[Pool, DriftPolicy, np.random.Generator], Any], policy: DriftPolicy, seed: int, turn: int
+) -> Any:
+    drafts = _pools()
+    return job(drafts[turn % len(drafts)], policy, np.random.default_rng([seed, turn]))
+
+
+@lru_cache(maxsize=1)
+def _pools() -> list[Pool]:
+    return [pool for _, pool in sorted(pools().items())]
 
 
 def rate(hits: list[bool]) -> dict[str, Any]:
@@ -64,10 +82,6 @@ def rate(hits: list[bool]) -> dict[str, Any]:
     low = float(beta.ppf(0.025, k, n - k + 1)) if k else 0.0
     high = float(beta.ppf(0.975, k + 1, n - k)) if k < n else 1.0
     return {"rate": k / n, "low": low, "high": high, "trials": n}
-
-
-def _nth(found: dict[str, Pool], index: int) -> Pool:
-    return list(found.values())[index % len(found)]
 
 
 def _trial(pool: Pool, policy: DriftPolicy, rng: np.random.Generator) -> dict[str, Any]:
@@ -83,14 +97,14 @@ def _trial(pool: Pool, policy: DriftPolicy, rng: np.random.Generator) -> dict[st
     ramp = with_loss(draw(RAMP), np.linspace(0, RAMP_LOSS / pool.rate, RAMP), rng)
     mixed = with_loss(draw(STREAM, MIX_MOVE), LOSS / pool.rate, rng)
     return {
-        "null": _asks(baseline, null, policy),
-        "abrupt": _asks(baseline, lost, policy),
-        "ramp": _asks(baseline, ramp, policy),
-        "mix": _asks(baseline, mixed, policy),
+        "false_alarm_per_900": _asks(baseline, null, policy),
+        "found_abrupt": _asks(baseline, lost, policy),
+        "found_ramp": _asks(baseline, ramp, policy, RAMP_WINDOW),
+        "found_mix": _asks(baseline, mixed, policy),
         "delay": _delay(baseline, lost, policy),
-        "ema_null": _ema_fires(null, mean),
-        "ema_abrupt": _ema_fires(lost, mean),
-        "ema_ramp": _ema_fires(ramp, mean),
+        "ema_false_alarm_per_900": _ema_fires(null, mean),
+        "ema_found_abrupt": _ema_fires(lost, mean),
+        "ema_found_ramp": _ema_fires(ramp, mean),
     }
 
 
@@ -102,14 +116,11 @@ def _windows(pool: Pool, policy: DriftPolicy, rng: np.random.Generator) -> list[
     return [report.decision == "retrain" for report in _looks(baseline, after, policy, policy.min_requests)]
 
 
-def _flags(pool: Pool, count: int, draws: int, policy: DriftPolicy, rng: np.random.Generator) -> list[bool]:
-    """Whether draws of this size from the baseline's own distribution count as moved inputs."""
-    found = []
-    for _ in range(draws):
-        baseline = _freeze(stream(pool, policy.baseline_requests, rng), policy)
-        window = stream(pool, count, rng, start=float(policy.baseline_requests))
-        found.append(bool(next(_looks(baseline, window, policy, count)).figures["input_streak"]))
-    return found
+def _flag(count: int, pool: Pool, policy: DriftPolicy, rng: np.random.Generator) -> bool:
+    """Whether a draw of this size from the baseline's own distribution counts as moved inputs."""
+    baseline = _freeze(stream(pool, policy.baseline_requests, rng), policy)
+    window = stream(pool, count, rng, start=float(policy.baseline_requests))
+    return bool(next(_looks(baseline, window, policy, count)).figures["input_streak"])
 
 
 def _freeze(first: RequestStats, policy: DriftPolicy) -> Baseline:
@@ -130,8 +141,8 @@ def _looks(baseline: Baseline, stats: RequestStats, policy: DriftPolicy, window:
         yield report
 
 
-def _asks(baseline: Baseline, stats: RequestStats, policy: DriftPolicy) -> bool:
-    return any(report.decision == "retrain" for report in _looks(baseline, stats, policy, WINDOW))
+def _asks(baseline: Baseline, stats: RequestStats, policy: DriftPolicy, window: int = WINDOW) -> bool:
+    return any(report.decision == "retrain" for report in _looks(baseline, stats, policy, window))
 
 
 def _delay(baseline: Baseline, stats: RequestStats, policy: DriftPolicy) -> float:
