@@ -60,9 +60,7 @@ def serving_draft() -> DraftModel | None:
 def record(report: DriftReport, attachments: Mapping[str, bytes]) -> None:
     """Write a report to the ledger, what belongs to it beside it, and show it."""
     config = wiring.settings()
-    path = ledger.append(
-        wiring.store(config), config.drafts_repository, "drift", report, attachments=attachments
-    )
+    path = ledger.append(wiring.store(config), config.drafts_repository, "drift", report, attachments=attachments)
     _show(report, path if attachments else None)
 
 

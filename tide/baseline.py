@@ -54,7 +54,7 @@ class Baseline(Record):
     alarm: float
     """Sum of losses that streams of these very requests pass at the policy's false alarm rate."""
     groups: dict[str, float]
-    """Mean loss, standard deviations, of the requests of a context bucket or with a cached prompt; see ``groups_of``."""
+    """Mean loss, standard deviations, of requests of a context bucket or with a cached prompt; see ``groups_of``."""
     absent: dict[str, float]
     """Share of requests without counters, token histogram, pooled state."""
     signals: dict[str, Signal]

@@ -47,13 +47,12 @@ class DriftPolicy(_Finite):
     min_requests: int = Field(default=50, ge=1)
     """Fewer measured requests than this give no verdict."""
     baseline_requests: int = Field(default=500, ge=2)
-    """Measured requests after a promotion that are frozen as the baseline; ``warming`` until then. From 500 on a loss
-    of .05 of the rate is told from the baseline's own error; with fewer the slack grows, and small losses pass."""
+    """Measured requests after a promotion that are frozen as the baseline, ``warming`` until then. From some 500 on a
+    loss of .05 of the rate is told from the baseline's own error; with fewer the slack grows."""
     cusum_slack: float = Field(default=0.25, ge=0)
     """k, in standard deviations of the per-request residual."""
     baseline_errors: float = Field(default=2.5, ge=0)
-    """Standard errors of the baseline's own mean that the slack is never below: a small baseline may be that wrong.
-    0 takes the baseline for exact."""
+    """Standard errors of the baseline's own mean that the slack is never below; 0 takes the baseline for exact."""
     cusum_threshold: float = Field(default=20.0, gt=0)
     """h, in standard deviations, at least; higher where streams of the baseline's own requests pass it too often."""
     false_alarm_rate: float = Field(default=0.005, gt=0, lt=1)

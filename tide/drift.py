@@ -23,6 +23,7 @@ from tide.request_stats import Bools, RequestStats, stats_from_table
 
 __all__ = ["Baseline", "RequestStats", "decide", "freeze_baseline", "stats_from_table"]
 
+
 def decide(
     baseline: Baseline | None,
     window: RequestStats,

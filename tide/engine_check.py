@@ -110,9 +110,7 @@ def compare(baseline: Baseline, measured: RequestStats, walked: Sequence[Request
     )
 
 
-def _by_walk(
-    report: DriftReport, rates: Rates, figures: Mapping[str, float | None], tolerance: float
-) -> DriftReport:
+def _by_walk(report: DriftReport, rates: Rates, figures: Mapping[str, float | None], tolerance: float) -> DriftReport:
     detail = (
         f"live {rates.live:.3f}, walked offline {rates.walked:.3f}, baseline {rates.baseline:.3f} "
         f"on the same {rates.requests} requests"
@@ -160,9 +158,7 @@ def _figures(rates: Rates | None) -> dict[str, float | None]:
 
 
 def _go_on(report: DriftReport, reason: str, figures: Mapping[str, float | None]) -> DriftReport:
-    return report.model_copy(
-        update={"reasons": (*report.reasons, reason), "figures": {**report.figures, **figures}}
-    )
+    return report.model_copy(update={"reasons": (*report.reasons, reason), "figures": {**report.figures, **figures}})
 
 
 def _watch(report: DriftReport, reason: str, figures: Mapping[str, float | None]) -> DriftReport:

@@ -12,7 +12,9 @@ ALONE = np.array([f"c{i}" for i in range(400)])
 PAIRED = np.array([f"c{i // 8}" for i in range(400)])
 
 
-def threshold(losses: np.ndarray, conversations: np.ndarray = ALONE, *, horizon: int = 300, rate: float = 0.01) -> float:
+def threshold(
+    losses: np.ndarray, conversations: np.ndarray = ALONE, *, horizon: int = 300, rate: float = 0.01
+) -> float:
     return alarm_threshold(losses, conversations, horizon=horizon, rate=rate, seed=0)
 
 

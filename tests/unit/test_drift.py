@@ -277,7 +277,8 @@ def test_a_small_baseline_asks_for_a_greater_loss() -> None:
 def test_conversations_that_stand_or_fall_together_raise_the_threshold() -> None:
     alone = freeze_baseline(make_stats(200, seed=1, spread=0.1), POLICY, draft=DRAFT)
     together = freeze_baseline(make_stats(200, seed=1, spread=0.1, turns=10), POLICY, draft=DRAFT)
-    assert alone is not None and together is not None
+    assert alone is not None
+    assert together is not None
     assert together.alarm > 1.5 * alone.alarm
     window = make_stats(200, seed=3, rate=0.3, start=AFTER)
     assert judge(together, window).figures["cusum_threshold"] == max(together.alarm, POLICY.cusum_threshold)
@@ -295,6 +296,7 @@ def test_the_false_alarm_rate_is_policy() -> None:
 
 def test_long_requests_that_always_accepted_less_are_no_loss() -> None:
     """The pooled rate is that of long requests; the sum of losses is centred on what requests did at the baseline."""
+
     def stats(seed: int, start: float = 0.0) -> RequestStats:
         found = make_stats(400, seed=seed, start=start)
         found.accepted[:] = np.round(found.accepted * np.where(found.verify_steps > 40, 0.6, 1.2))
@@ -523,6 +525,7 @@ def test_disjoint_histograms_are_one_bit_apart() -> None:
 
 def test_a_change_of_the_mix_between_known_slices_moves_no_input() -> None:
     """The day has more of one slice, the night more of another: neither was new."""
+
     def mixed(day: int, night: int, seed: int, start: float = 0.0) -> RequestStats:
         first = make_stats(day, seed=seed, start=start, slices=["day"])
         changes: dict[str, Any] = {"token_shift": 7, "prompt_tokens": 900.0, "script": "cyrillic", "state_shift": 4}

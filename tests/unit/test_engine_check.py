@@ -1,4 +1,4 @@
-"""Who lost the acceptance (drill D4): a loss that the walk has too is the traffic's, one that only serving has is not."""
+"""Who lost the acceptance (drill D4): a loss that the walk has too is the traffic's, one only serving has is not."""
 
 from __future__ import annotations
 

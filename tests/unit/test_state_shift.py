@@ -29,6 +29,7 @@ def test_draws_of_the_same_states_are_hardly_ever_significant(reference: States)
 
 def test_states_of_one_conversation_are_not_taken_for_independent() -> None:
     """Eight requests a conversation, nearly equal among themselves: by request every draw would look like a shift."""
+
     def stats(seed: int) -> object:
         found = make_stats(160, seed=seed, turns=8)
         found.pooled[:] = np.repeat(found.pooled[::8], 8, axis=0) + found.pooled / 10
@@ -47,7 +48,9 @@ def test_a_change_of_the_mix_between_known_slices_is_no_shift() -> None:
     found = state_shift(kept, make_stats(100, seed=3, slices=["far"], state_shift=6.0), min_requests=50)
     moved = state_shift(kept, make_stats(100, seed=3, slices=["near"], state_shift=6.0), min_requests=50)
     new = state_shift(kept, make_stats(100, seed=3, slices=["new"], state_shift=6.0), min_requests=50)
-    assert found is not None and moved is not None and new is not None
+    assert found is not None
+    assert moved is not None
+    assert new is not None
     assert (found.significant, moved.significant, new.significant) == (False, True, True)
     assert moved.distance > 5 * found.distance
 
