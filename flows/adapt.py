@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.promote import promote
 from tasks.drift import detect_drift
+from tasks.engine_check import check_engine
 from tasks.harvest import harvest_spool
 from tasks.train import request_training
 from tasks.version import pin_snapshot
@@ -31,7 +32,7 @@ def adapt(force: bool = False) -> AdaptResult:
     """
     harvest_spool()
     snapshot = pin_snapshot()
-    drift = detect_drift(snapshot)
+    drift = check_engine(snapshot, detect_drift(snapshot))
     if drift.decision != "retrain" and not force:
         return AdaptResult(snapshot=snapshot, drift=drift)
     branch = request_training(snapshot, drift)

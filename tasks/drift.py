@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from tasks.stage import cache_folder, stage
-from tide import drift, drift_report, ledger, requests, rollout, snapshots, wiring
+from tide import capture_rate, drift, drift_report, ledger, requests, rollout, snapshots, wiring
 from tide.baseline import Baseline
 from tide.domain import DraftModel, DriftReport, Snapshot
 from tide.request_stats import RequestStats
@@ -18,46 +19,59 @@ from tide.request_stats import RequestStats
 def detect_drift(snapshot: Snapshot) -> DriftReport:
     """Decide, write the decision to the ledger, and show it. Evidently's report never stops or decides the gate."""
     config = wiring.settings()
-    policy, store = config.policy().drift, wiring.store(config)
-    incumbent = _incumbent()
-    since = incumbent.created_at if incumbent else 0.0
-    table = requests.read_table(
-        snapshots.fetch_request_tables(
-            store, snapshot.repository, snapshot.commit, cache_folder("requests"), since=since
-        )
-    )
+    policy, store = config.policy(), wiring.store(config)
+    incumbent = serving_draft()
     previous = ledger.newest(store, config.drafts_repository, "drift", DriftReport)
-    stats = drift.stats_from_table(table)
-    baseline = drift.freeze_baseline(stats, policy, draft=incumbent.digest) if incumbent else None
+    stats = request_stats(snapshot, incumbent)
+    baseline = drift.freeze_baseline(stats, policy.drift, draft=incumbent.digest) if incumbent else None
+    available = _training_rows(snapshot, incumbent)
     report = drift.decide(
         baseline,
-        drift.window_of(stats, policy, incumbent=incumbent, previous=previous),
-        policy,
+        drift.window_of(stats, policy.drift, incumbent=incumbent, previous=previous),
+        policy.drift,
         incumbent=incumbent,
-        trained_tokens_available=_training_rows(snapshot, incumbent),
+        trained_tokens_available=available,
         previous=previous,
         states_commit=snapshot.commit,
     )
-    html = _evidently(stats, baseline, snapshot.commit) if baseline else None
-    attachments = {".html": html} if html else {}
-    path = ledger.append(store, config.drafts_repository, "drift", report, attachments=attachments)
-    _show(report, path if html else None)
+    rate = capture_rate.after(report, stats, policy, incumbent, available, snapshot.target)
+    report = report.model_copy(update={"figures": {**report.figures, "capture_rate": rate}})
+    record(report, _evidently(stats, baseline, snapshot.commit) if baseline else {})
     return report
 
 
-def _evidently(stats: RequestStats, baseline: Baseline, commit: str) -> bytes | None:
-    """Evidently's report on the requests since the baseline against the baseline's; None when it cannot be made."""
-    later = stats.finished_at > baseline.until
-    current, reference = (drift_report.frame_of(stats.take(rows)) for rows in (later, ~later))
-    path = drift_report.render(current, reference, cache_folder("reports") / f"drift-{commit[:16]}.html")
-    return path.read_bytes() if path else None
+def request_stats(snapshot: Snapshot, incumbent: DraftModel | None) -> RequestStats:
+    """Requests since the incumbent was made; all there are without one."""
+    store, since = wiring.store(wiring.settings()), incumbent.created_at if incumbent else 0.0
+    tables = snapshots.fetch_request_tables(
+        store, snapshot.repository, snapshot.commit, cache_folder("requests"), since=since
+    )
+    return drift.stats_from_table(requests.read_table(tables))
 
 
-def _incumbent() -> DraftModel | None:
+def serving_draft() -> DraftModel | None:
+    """The record of the draft in serving; None when there is none."""
     config = wiring.settings()
     store = wiring.store(config)
     stable = rollout.read_serving(store, config.drafts_repository).stable
     return rollout.read_draft(store, config.drafts_repository, "main", stable.digest) if stable else None
+
+
+def record(report: DriftReport, attachments: Mapping[str, bytes]) -> None:
+    """Write a report to the ledger, what belongs to it beside it, and show it."""
+    config = wiring.settings()
+    path = ledger.append(wiring.store(config), config.drafts_repository, "drift", report, attachments=attachments)
+    _show(report, path if attachments else None)
+
+
+def _evidently(stats: RequestStats, baseline: Baseline, commit: str) -> dict[str, bytes]:
+    """Evidently's report on the requests since the baseline against the baseline's; empty when it cannot be made."""
+    later = stats.finished_at > baseline.until
+    current, reference = (drift_report.frame_of(stats.take(rows)) for rows in (later, ~later))
+    path = drift_report.render(current, reference, cache_folder("reports") / f"drift-{commit[:16]}.html")
+    if path is None:
+        return {}
+    return {".html": path.read_bytes(), ".evidently.json": path.with_suffix(".json").read_bytes()}
 
 
 def _training_rows(snapshot: Snapshot, incumbent: DraftModel | None) -> int:

@@ -29,10 +29,16 @@ class _Finite(Record):
 
 
 class CapturePolicy(_Finite):
-    """How logged states are cut into windows."""
+    """How logged states are cut into windows, and how many of them are wanted."""
 
     window_s: int = Field(default=300, ge=1)
     """Length of a harvest window, seconds; a shard belongs to the window of its close time."""
+    floor_rate: float = Field(default=0.01, ge=0, le=1)
+    """Share of requests whose states are captured while nothing is asked for; counters are kept of all."""
+    gather_time_s: float = Field(default=3600.0, gt=0)
+    """Seconds in which ``train_tokens`` are to be gathered once the drift gate asks for a draft."""
+    byte_budget_per_s: float | None = Field(default=None, gt=0)
+    """Bytes of states a second that all replicas together may write; None: no limit."""
 
 
 class DriftPolicy(_Finite):
@@ -40,12 +46,18 @@ class DriftPolicy(_Finite):
 
     min_requests: int = Field(default=50, ge=1)
     """Fewer measured requests than this give no verdict."""
-    baseline_requests: int = Field(default=50, ge=2)
-    """Measured requests after a promotion that are frozen as the baseline; ``warming`` until then."""
+    baseline_requests: int = Field(default=500, ge=2)
+    """Measured requests after a promotion that are frozen as the baseline, ``warming`` until then. From some 500 on a
+    loss of .05 of the rate is told from the baseline's own error; with fewer the slack grows."""
     cusum_slack: float = Field(default=0.25, ge=0)
     """k, in standard deviations of the per-request residual."""
+    baseline_errors: float = Field(default=2.5, ge=0)
+    """Standard errors of the baseline's own mean that the slack is never below; 0 takes the baseline for exact."""
     cusum_threshold: float = Field(default=20.0, gt=0)
-    """h, in standard deviations. Calibrated in FACTS: <= 1% false alarms per 500 requests."""
+    """h, in standard deviations, at least; higher where streams of the baseline's own requests pass it too often."""
+    false_alarm_rate: float = Field(default=0.005, gt=0, lt=1)
+    """Share of streams of ``false_alarm_requests`` requests of the baseline that may pass the threshold."""
+    false_alarm_requests: int = Field(default=900, ge=1)
     consecutive_windows: int = Field(default=2, ge=1)
     input_js_threshold: float = Field(default=0.1, gt=0, le=1)
     """Jensen-Shannon distance of hashed-token histograms, sampling noise taken off, that counts as moved inputs."""
@@ -53,6 +65,12 @@ class DriftPolicy(_Finite):
     """The same for prompt and response lengths in powers of two."""
     script_js_threshold: float = Field(default=0.2, gt=0, le=1)
     """The same for the mix of scripts."""
+    pooled_mmd_threshold: float = Field(default=0.15, gt=0, le=1)
+    """Square root of MMD^2 of pooled states that counts as moved inputs; another workload in 3 of 10 requests is .15."""
+    absent_threshold: float = Field(default=0.1, gt=0, le=1)
+    """Rise of the share of requests without counters, token histogram or pooled state that is worth a look."""
+    engine_requests: int = Field(default=8, ge=1)
+    """Requests both served and walked offline that tell the engine from the traffic; fewer say nothing."""
     bootstrap_tokens: int = Field(default=20_000, ge=1)
     """Training tokens that must be there before a first draft, or a draft in place of an imported one, is trained."""
     growth_factor: float = Field(default=2.0, gt=1)

@@ -24,15 +24,18 @@ MIN_ROWS = 2
 
 
 def frame_of(stats: RequestStats) -> pd.DataFrame:
-    """One row a request, one column a signal; whether it was measured is a column of its own."""
+    """One row a request, one column a signal; what a request lacks (counters, sketch, pooled state) is a column too."""
     regimes = [str(regime).partition("|") for regime in stats.regime]
     return pd.DataFrame(
         {
             "acceptance_rate": stats.rate,
             "measured": stats.measured.astype(np.int64),
+            "has_sketch": stats.has_sketch.astype(np.int64),
+            "has_pooled": stats.has_pooled.astype(np.int64),
             "verify_steps": stats.verify_steps,
             "prompt_tokens": stats.prompt_tokens,
             "response_tokens": stats.response_tokens,
+            "context": stats.context,
             "slice": [slice for slice, _, _ in regimes],
             "sampling": [sampling for _, _, sampling in regimes],
             "script": [str(script) for script in stats.script],
@@ -41,7 +44,7 @@ def frame_of(stats: RequestStats) -> pd.DataFrame:
 
 
 def render(current: pd.DataFrame, reference: pd.DataFrame, path: Path) -> Path | None:
-    """Write Evidently's drift report as one HTML file.
+    """Write Evidently's drift report as one HTML file, and its figures as JSON beside it (suffix ``.json``).
 
     Columns that Evidently cannot compare (missing on a side, no value on a side, nothing but infinities) are left out
     with a warning.
@@ -51,24 +54,28 @@ def render(current: pd.DataFrame, reference: pd.DataFrame, path: Path) -> Path |
         path: file to write; its folder is made when missing.
 
     Returns:
-        The path, or None when no report could be made; the reason is logged.
+        The HTML's path, or None when no report could be made; the reason is logged.
     """
     usable = _usable(current, reference)
     if not usable:
         log.warning("no drift report: %d and %d rows leave nothing to compare", len(current), len(reference))
         return None
     frames = [_clean(frame, usable) for frame in (current, reference)]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = [file.with_name(f".{file.name}.{os.getpid()}.tmp") for file in (path.with_suffix(".json"), path)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _run(frames[0], frames[1]).save_html(str(temporary))
-        temporary.replace(path)
+        found = _run(frames[0], frames[1])
+        found.save_json(str(temporary[0]))
+        found.save_html(str(temporary[1]))
+        for file, final in zip(temporary, (path.with_suffix(".json"), path), strict=True):
+            file.replace(final)
     except Exception as error:  # noqa: BLE001  a picture for people: whatever the vendor raises, the gate goes on
         log.warning("no drift report at %s: %r", path, error)
         return None
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        for file in temporary:
+            with contextlib.suppress(OSError):
+                file.unlink()
     return path
 
 

@@ -59,21 +59,22 @@ def append(
 
 def newest(store: Store, repository: str, kind: str, model: type[R]) -> R | None:
     """The latest record of a kind, or None."""
-    try:
-        names = [
-            i.path for i in store.list(repository, BRANCH, ROOT) if i.path.endswith(".json") and f"-{kind}-" in i.path
-        ]
-    except NotFound:
-        return None
+    names = [name for name in _records(store, repository) if f"-{kind}-" in name]
     return model.model_validate_json(store.read(repository, BRANCH, max(names))) if names else None
 
 
 def every(store: Store, repository: str, kind: str, model: type[R]) -> list[R]:
     """All records of a kind, oldest first; none when there is no ledger yet."""
-    try:
-        names = [i.path for i in store.list(repository, BRANCH, ROOT) if i.path.endswith(".json")]
-    except NotFound:
-        return []
+    names = _records(store, repository)
     # The stamp has no dash: <stamp>-<kind>-<8 hex>.json
     mine = [name for name in names if name.removeprefix(ROOT).partition("-")[2].rpartition("-")[0] == kind]
     return [model.model_validate_json(store.read(repository, BRANCH, name)) for name in sorted(mine)]
+
+
+def _records(store: Store, repository: str) -> list[str]:
+    """Paths of all records; an attachment may be JSON too, but has one more suffix."""
+    try:
+        paths = [item.path for item in store.list(repository, BRANCH, ROOT)]
+    except NotFound:
+        return []
+    return [path for path in paths if path.endswith(".json") and "." not in path.removesuffix(".json")]

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.drafts import draft_config, draft_tensors
-from tests.support.reports import TARGET
-from tests.support.traffic_stats import BUCKETS, DRAFT, join, make_stats
+from tests.support.traffic_stats import BUCKETS, DRAFT, draft_model, join, make_stats
 from tide.config import DriftPolicy
 from tide.domain import DraftModel, DriftReport
-from tide.draft_files import read_contract
 from tide.drift import Baseline, decide, freeze_baseline, window_of
 from tide.input_shift import divergences
 from tide.request_stats import RequestStats, stats_from_table
@@ -20,18 +19,6 @@ from tide.requests import REQUEST_SCHEMA, request_row
 POLICY = DriftPolicy(baseline_requests=200, min_requests=50)
 AFTER = 1_000.0
 """Start of windows: behind the baseline's last request."""
-
-
-def draft_model(**changes: object) -> DraftModel:
-    contract = read_contract(draft_config(), draft_tensors(draft_config())["d2t"])
-    fields: dict[str, object] = {
-        "digest": DRAFT,
-        "contract": contract,
-        "target": TARGET,
-        "states_commit": "commit",
-        "trained_tokens": 100_000,
-    }
-    return DraftModel.model_validate(fields | changes)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +102,7 @@ def test_unmeasured_mixed_and_foreign_requests_are_not_part_of_a_baseline() -> N
     assert freeze_baseline(stats, POLICY, draft=DRAFT) is None
     found = freeze_baseline(join(stats, make_stats(1, start=900)), POLICY, draft=DRAFT)
     assert found is not None
-    assert found.rate == pytest.approx(0.4, abs=0.02)
+    assert found.overall.rate == pytest.approx(0.4, abs=0.02)
 
 
 @pytest.mark.parametrize(("count", "decision"), [(49, "none"), (50, "retrain")])
@@ -182,7 +169,7 @@ def test_a_baseline_without_spread_does_not_make_every_request_an_alarm() -> Non
     even.accepted[:] = even.proposed * 0.4
     baseline = freeze_baseline(even, POLICY, draft=DRAFT)
     assert baseline is not None
-    assert baseline.sd == pytest.approx(0.01)
+    assert baseline.overall.sd == pytest.approx(0.01)
     assert judge(baseline, make_stats(60, sd=0.0, start=AFTER)).decision == "none"
 
 
@@ -216,7 +203,7 @@ def test_the_sum_of_another_draft_is_not_carried(baseline: Baseline) -> None:
 
 def test_a_recovery_shows_in_finite_time(baseline: Baseline) -> None:
     report = judge(baseline, make_stats(2000, rate=0.1, start=AFTER))
-    assert report.figures["cusum"] == 2 * POLICY.cusum_threshold
+    assert report.figures["cusum"] == 2 * (report.figures["cusum_threshold"] or 0)
     for index in range(3):
         report = judge(baseline, make_stats(300, seed=index, start=AFTER * (index + 3)), previous=report)
     assert report.decision == "none"
@@ -273,6 +260,102 @@ def test_sampled_requests_are_judged_by_their_own_baseline() -> None:
     assert (judge(baseline, window).figures["cusum_peak"] or 0) < POLICY.cusum_threshold
 
 
+def test_a_small_baseline_asks_for_a_greater_loss() -> None:
+    """Fifty requests may be off by .35 standard deviations: what could be their own error is no loss."""
+    slack = {}
+    for count in (50, 800):
+        policy = POLICY.model_copy(update={"baseline_requests": count})
+        found = freeze_baseline(make_stats(count, seed=1), policy, draft=DRAFT)
+        assert found is not None
+        slack[count] = found.slack(make_stats(1), policy)[0]
+        none = policy.model_copy(update={"baseline_errors": 0.0})
+        assert found.slack(make_stats(1), none)[0] == policy.cusum_slack
+    assert slack[50] == pytest.approx(POLICY.baseline_errors / np.sqrt(50), rel=0.3)
+    assert slack[800] == POLICY.cusum_slack
+
+
+def test_conversations_that_stand_or_fall_together_raise_the_threshold() -> None:
+    alone = freeze_baseline(make_stats(200, seed=1, spread=0.1), POLICY, draft=DRAFT)
+    together = freeze_baseline(make_stats(200, seed=1, spread=0.1, turns=10), POLICY, draft=DRAFT)
+    assert alone is not None
+    assert together is not None
+    assert together.alarm > 1.5 * alone.alarm
+    window = make_stats(200, seed=3, rate=0.3, start=AFTER)
+    assert judge(together, window).figures["cusum_threshold"] == max(together.alarm, POLICY.cusum_threshold)
+
+
+def test_the_false_alarm_rate_is_policy() -> None:
+    alarms = []
+    for rate in (0.2, 0.005):
+        policy = POLICY.model_copy(update={"false_alarm_rate": rate})
+        found = freeze_baseline(make_stats(200, seed=1), policy, draft=DRAFT)
+        assert found is not None
+        alarms.append(found.alarm)
+    assert alarms[0] < 0.8 * alarms[1]
+
+
+def test_long_requests_that_always_accepted_less_are_no_loss() -> None:
+    """The pooled rate is that of long requests; the sum of losses is centred on what requests did at the baseline."""
+
+    def stats(seed: int, start: float = 0.0) -> RequestStats:
+        found = make_stats(400, seed=seed, start=start)
+        found.accepted[:] = np.round(found.accepted * np.where(found.verify_steps > 40, 0.6, 1.2))
+        return found
+
+    policy = POLICY.model_copy(update={"baseline_requests": 400})
+    baseline = freeze_baseline(stats(1), policy, draft=DRAFT)
+    assert baseline is not None
+    assert baseline.losses(stats(1)).mean() == pytest.approx(0.0, abs=1e-9)
+    assert judge(baseline, stats(2, AFTER), policy=policy).decision == "none"
+
+
+# --- context lengths (drill D3) and cached prompts ---
+
+
+def with_long(count: int, *, lost: float = 1.0, seed: int = 1, start: float = 0.0) -> RequestStats:
+    """Every third request has a prompt of 3,000 tokens and accepts ``lost`` of what it would."""
+    stats = make_stats(count, seed=seed, start=start)
+    third = np.arange(count) % 3 == 0
+    stats.prompt_tokens[third] = 3000.0
+    stats.accepted[third] = np.round(stats.accepted[third] * lost)
+    return stats
+
+
+def test_long_contexts_that_lose_alone_are_watched() -> None:
+    baseline = freeze_baseline(with_long(200), POLICY, draft=DRAFT)
+    assert baseline is not None
+    window = with_long(180, lost=0.65, seed=2, start=AFTER)
+    report = judge(baseline, window, policy=POLICY.model_copy(update={"cusum_threshold": 500.0}))
+    assert report.decision == "watch"
+    assert report.reasons[0].startswith("context_4096: the 60 requests of this length lose")
+    assert (report.figures["requests_context_4096"], report.figures["requests_context_1024"]) == (60, 120)
+    assert (report.figures["loss_context_4096"] or 0) > 1 > (report.figures["loss_context_1024"] or 0)
+
+
+def test_long_contexts_that_were_always_worse_are_not() -> None:
+    baseline = freeze_baseline(with_long(200, lost=0.6), POLICY, draft=DRAFT)
+    assert baseline is not None
+    report = judge(baseline, with_long(180, lost=0.6, seed=2, start=AFTER))
+    assert report.decision == "none"
+    assert report.figures["loss_context_4096"] == pytest.approx(0, abs=0.4)
+
+
+def test_traffic_longer_than_the_draft_was_trained_on_is_counted_and_decides_nothing() -> None:
+    baseline = freeze_baseline(with_long(200), POLICY, draft=DRAFT)
+    assert baseline is not None
+    window = with_long(180, seed=2, start=AFTER)
+    report = judge(baseline, window, incumbent=draft_model(max_length=2048))
+    assert (report.decision, report.figures["longer_than_trained"]) == ("none", 60)
+    assert "length: 60 of 180 requests are longer than the 2048 tokens the draft was trained on" in report.reasons
+    assert report.reasons[0].startswith("stable")
+    assert judge(baseline, window).figures["longer_than_trained"] is None
+
+
+def test_cached_prompts_have_figures_of_their_own(baseline: Baseline) -> None:
+    report = judge(baseline, make_stats(100, seed=2, start=AFTER, cached=40))
+    assert (report.figures["requests_cached"], report.figures["requests_uncached"]) == (40, 60)
+
+
 def test_a_request_of_many_steps_weighs_more(baseline: Baseline) -> None:
     window = make_stats(2, start=AFTER)
     window.verify_steps[:] = [10.0, 90.0]
@@ -287,8 +370,13 @@ def test_a_request_of_many_steps_weighs_more(baseline: Baseline) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "signal"),
-    [({"token_shift": 7}, "tokens"), ({"prompt_tokens": 900.0}, "prompt_length"), ({"script": "cyrillic"}, "script")],
-    ids=["tokens", "lengths", "script"],
+    [
+        ({"token_shift": 7}, "tokens"),
+        ({"prompt_tokens": 900.0}, "prompt_length"),
+        ({"script": "cyrillic"}, "script"),
+        ({"state_shift": 4.0}, "pooled"),
+    ],
+    ids=["tokens", "lengths", "script", "pooled"],
 )
 def test_moved_inputs_alone_are_watched_first_and_retrained_on_when_they_stay(
     baseline: Baseline, changes: dict[str, object], signal: str
@@ -331,12 +419,20 @@ def test_the_number_of_consecutive_windows_is_policy(baseline: Baseline, windows
     assert decisions.index("retrain") == windows - 1
 
 
-@pytest.mark.parametrize("name", ["tokens", "prompt_length", "response_length", "script"])
-def test_each_input_threshold_decides(baseline: Baseline, name: str) -> None:
-    window = make_stats(100, seed=8, start=AFTER, token_shift=7, prompt_tokens=900.0, script="cyrillic")
+INPUTS = {
+    "tokens_js": "input_js_threshold",
+    "prompt_length_js": "length_js_threshold",
+    "response_length_js": "length_js_threshold",
+    "script_js": "script_js_threshold",
+    "pooled_mmd": "pooled_mmd_threshold",
+}
+
+
+@pytest.mark.parametrize("figure", INPUTS)
+def test_each_input_threshold_decides(baseline: Baseline, figure: str) -> None:
+    window = make_stats(100, seed=8, start=AFTER, token_shift=7, prompt_tokens=900.0, script="cyrillic", state_shift=4)
     window.response_tokens[:] = 900.0
-    distance = judge(baseline, window).figures[f"{name}_js"]
-    field = {"tokens": "input_js_threshold", "script": "script_js_threshold"}.get(name, "length_js_threshold")
+    name, field, distance = figure.rpartition("_")[0], INPUTS[figure], judge(baseline, window).figures[figure]
     assert distance is not None
     for factor, flagged in ((0.99, True), (1.01, False)):
         limit = min(distance * factor, 1.0)
@@ -381,7 +477,37 @@ def test_requests_without_a_sketch_say_nothing_of_tokens(baseline: Baseline) -> 
     window.sketch[:60] = 0
     report = judge(baseline, window)
     assert "tokens_js" not in report.figures
-    assert report.decision == "none"
+    assert report.reasons == ("absent: 60% of requests have no sketch, 0% at the baseline",)
+
+
+@pytest.mark.parametrize(("gaps", "decision"), [(11, "none"), (30, "watch")])
+@pytest.mark.parametrize("signal", ["sketch", "pooled"])
+def test_a_signal_that_is_missing_more_often_is_watched(
+    baseline: Baseline, signal: str, gaps: int, decision: str
+) -> None:
+    window = make_stats(200, seed=8, start=AFTER)
+    if signal == "sketch":
+        window.sketch[:gaps] = 0
+    else:
+        window.pooled[:gaps] = np.nan
+    report = judge(baseline, window)
+    assert report.decision == decision
+    assert report.figures[f"{signal}_absent"] == pytest.approx(gaps / 200)
+
+
+def test_how_much_may_be_missing_is_policy(baseline: Baseline) -> None:
+    window = make_stats(200, seed=8, start=AFTER)
+    window.sketch[:30] = 0
+    assert judge(baseline, window, policy=POLICY.model_copy(update={"absent_threshold": 0.16})).decision == "none"
+
+
+def test_a_signal_that_was_always_missing_is_nothing_new() -> None:
+    first, window = make_stats(200, seed=1), make_stats(200, seed=2, start=AFTER)
+    first.pooled[:], window.pooled[:] = np.nan, np.nan
+    without = freeze_baseline(first, POLICY, draft=DRAFT)
+    assert without is not None
+    assert without.states is None
+    assert judge(without, window).decision == "none"
 
 
 @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.lists(st.integers(0, 50), min_size=4, max_size=4))
@@ -396,6 +522,22 @@ def test_a_divergence_is_symmetric_and_between_zero_and_one(left: list[int], rig
 
 def test_disjoint_histograms_are_one_bit_apart() -> None:
     assert divergences(np.array([[1.0, 0.0]]), np.array([[0.0, 5.0]]))[0] == pytest.approx(1.0)
+
+
+def test_a_change_of_the_mix_between_known_slices_moves_no_input() -> None:
+    """The day has more of one slice, the night more of another: neither was new."""
+
+    def mixed(day: int, night: int, seed: int, start: float = 0.0) -> RequestStats:
+        first = make_stats(day, seed=seed, start=start, slices=["day"])
+        changes: dict[str, Any] = {"token_shift": 7, "prompt_tokens": 900.0, "script": "cyrillic", "state_shift": 4}
+        return join(first, make_stats(night, seed=seed, start=start + day, slices=["night"], **changes))
+
+    baseline = freeze_baseline(mixed(140, 60, 1), POLICY, draft=DRAFT)
+    assert baseline is not None
+    quiet, moved = judge(baseline, mixed(10, 140, 2, AFTER)), judge(baseline, mixed(150, 0, 2, AFTER))
+    assert (quiet.decision, moved.decision) == ("none", "none")
+    swapped = make_stats(150, seed=3, start=AFTER, slices=["day"], token_shift=7, script="cyrillic", state_shift=4)
+    assert judge(baseline, swapped).decision == "watch"
 
 
 # --- windows ---
@@ -471,7 +613,8 @@ def test_a_request_table_becomes_arrays_in_the_order_of_finish() -> None:
     sketch[3] = 9
     late = request_row(
         "late", 1.0, 9.0, slice="code", sampling="greedy", draft=DRAFT, verify_steps=10, proposed=30, accepted=12,
-        token_sketch=sketch, script="latin", prompt_tokens=40, response_tokens=23,
+        token_sketch=sketch, script="latin", prompt_tokens=40, response_tokens=23, cached_tokens=21,
+        conversation="talk", pooled=[0.5] * 64,
     )  # fmt: skip
     early = request_row("early", 2.0, 5.0, draft="mixed")
     stats = stats_from_table(table(late, early))
@@ -483,6 +626,10 @@ def test_a_request_table_becomes_arrays_in_the_order_of_finish() -> None:
     assert stats.rate[1] == pytest.approx(0.4)
     assert stats.sketch.sum(axis=1).tolist() == [0, 9]
     assert stats.sketch[1, 3] == 9
+    assert (stats.request.tolist(), stats.conversation.tolist()) == (["early", "late"], ["early", "talk"])
+    assert (stats.cached.tolist(), stats.context.tolist()) == ([False, True], [0, 63])
+    assert (stats.has_pooled.tolist(), stats.has_sketch.tolist()) == ([False, True], [False, True])
+    assert stats.slice.tolist() == ["unknown", "code"]
 
 
 def test_an_empty_table_becomes_empty_arrays() -> None:

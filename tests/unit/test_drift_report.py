@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ def test_a_report_is_written_whole(tmp_path: Path) -> None:
     path = tmp_path / "reports" / "drift.html"
     assert render(frame(60), frame(80), path) == path
     assert "<html" in path.read_text()[:2000].lower()
-    assert [p.name for p in path.parent.iterdir()] == ["drift.html"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["drift.html", "drift.json"]
+    assert json.loads(path.with_suffix(".json").read_text())["metrics"]
 
 
 @pytest.mark.parametrize(
@@ -85,4 +87,5 @@ def test_requests_become_rows_with_unmeasured_as_a_feature() -> None:
     assert len(rows) == 10
     assert rows["measured"].sum() == 7
     assert rows["acceptance_rate"].isna().sum() == 3
+    assert (rows["has_sketch"].sum(), rows["has_pooled"].sum()) == (10, 10)
     assert set(rows["slice"]) == {"chat"}

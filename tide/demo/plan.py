@@ -104,6 +104,10 @@ def policy(plan: Plan, steps: int) -> Policy:
             min_requests=min(30, plan.second_look_requests * 2 // 3),
             baseline_requests=max(2, plan.baseline_requests * 2 // 3),
             bootstrap_tokens=500,
+            # A baseline of a few requests may be off by half a standard deviation, and a service with so few would
+            # wait. The demo looks at some hundred requests, once, after a change that it makes itself.
+            baseline_errors=0,
+            false_alarm_requests=plan.shifted_requests + plan.second_look_requests,
         ),
         # Steps, not epochs, end a run of the demo: its length must be foreseeable.
         train=TrainingConfig(epochs=50, max_steps=steps, learning_rate=2e-3, prompt_rows=32, checkpoints=3),

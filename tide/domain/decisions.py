@@ -76,7 +76,8 @@ class DriftReport(Record):
 
     schema_version: Literal[1] = 1
     decision: Literal["none", "watch", "retrain"]
-    cause: Literal["drift", "bootstrap", "headroom"] | None = None
+    cause: Literal["drift", "bootstrap", "headroom", "engine"] | None = None
+    """Of a retrain; ``engine`` of a watch: the engine lost what the draft still has."""
     reasons: tuple[str, ...]
     figures: dict[str, float | None]
     incumbent: str
