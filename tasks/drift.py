@@ -12,6 +12,7 @@ from tide import drift, drift_report, ledger, requests, rollout, snapshots, wiri
 from tide.baseline import Baseline
 from tide.domain import DraftModel, DriftReport, Snapshot
 from tide.request_stats import RequestStats
+from tide.serving_file import read_promotion
 
 
 @stage("detect drift")
@@ -20,7 +21,7 @@ def detect_drift(snapshot: Snapshot) -> DriftReport:
     config = wiring.settings()
     policy, store = config.policy().drift, wiring.store(config)
     incumbent = _incumbent()
-    since = incumbent.created_at if incumbent else 0.0
+    since = _in_serving_since() if incumbent else 0.0
     table = requests.read_table(
         snapshots.fetch_request_tables(
             store, snapshot.repository, snapshot.commit, cache_folder("requests"), since=since
@@ -28,6 +29,7 @@ def detect_drift(snapshot: Snapshot) -> DriftReport:
     )
     previous = ledger.newest(store, config.drafts_repository, "drift", DriftReport)
     stats = drift.stats_from_table(table)
+    stats = stats.take(stats.finished_at > since)
     baseline = drift.freeze_baseline(stats, policy, draft=incumbent.digest) if incumbent else None
     report = drift.decide(
         baseline,
@@ -58,6 +60,14 @@ def _incumbent() -> DraftModel | None:
     store = wiring.store(config)
     stable = rollout.read_serving(store, config.drafts_repository).stable
     return rollout.read_draft(store, config.drafts_repository, "main", stable.digest) if stable else None
+
+
+def _in_serving_since() -> float:
+    """When the incumbent was put into serving this time: a draft that comes back is no longer judged by its first."""
+    config = wiring.settings()
+    store = wiring.store(config)
+    generation = rollout.read_serving(store, config.drafts_repository).generation
+    return read_promotion(store, config.drafts_repository, generation).at
 
 
 def _training_rows(snapshot: Snapshot, incumbent: DraftModel | None) -> int:
