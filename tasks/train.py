@@ -108,7 +108,7 @@ def _progress_to_prefect() -> ProgressCallback:
 
 @stage("select checkpoint")
 def select_checkpoint(result: TrainingResult, snapshot: Snapshot) -> tuple[Checkpoint, CheckpointChoice]:
-    """The checkpoint with the best walk on the selection split; all of them, and why it was this one, go to the ledger."""
+    """The checkpoint with the best walk on the selection split; the ledger gets all of them, and why this one."""
     config = wiring.settings()
     chosen, choice = checkpoints.best(
         result.checkpoints,

@@ -70,8 +70,9 @@ class CostPolicy(_Finite):
     """Seconds that the new draft is expected to serve the traffic it was made for."""
     recovery: float = Field(default=0.7, gt=0, le=1)
     """Share of the lost acceptance that a retrain brings back, before there is history of our own."""
-    headroom_gain: float = Field(default=0.05, ge=0)
-    """Acceptance length that ``growth_factor`` times the training tokens add, before there is history of our own."""
+    added: float = Field(default=0.05, ge=0)
+    """Acceptance length that a retrain adds beyond what was lost, before there is history of our own: by more tokens, or
+    by inputs that the incumbent was not trained on."""
     prior_weight: float = Field(default=3.0, gt=0)
     """Retrains of history that weigh as much as the two figures above."""
 

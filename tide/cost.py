@@ -3,10 +3,10 @@
 Pure: figures in, a decision out. Owns what a retrain is expected to gain, from the acceptance that was lost and from
 what earlier retrains brought back. Knows nothing of stores, of training, or of how drift is found.
 
-Saved engine-seconds = tokens/s x horizon x engine-seconds a token x (1 - speed now / speed after). Speedup = AL / (c g +
-beta) is linear in AL, and a retrain changes neither c, g nor beta, so the two speeds are as the acceptance lengths. What
-a token costs comes from the engine's profile at the service's concurrency where there is one; without one it is the time
-the engine was seen busy, which counts prefill as if a draft could speed it up.
+Saved engine-seconds = tokens/s x horizon x engine-seconds a token x (1 - speed now / speed after). Speedup =
+AL / (c g + beta) is linear in AL, and a retrain changes neither c, g nor beta, so the two speeds are as the acceptance
+lengths. What a token costs comes from the engine's profile at the service's concurrency where there is one; without one
+it is the time the engine was seen busy, which counts prefill as if a draft could speed it up.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class History:
 
     recovered: tuple[float, ...] = ()
     """Share of the lost acceptance that each retrain for drift brought back, 0 to 1."""
-    headroom: tuple[float, ...] = ()
-    """Acceptance length that each retrain for headroom added, at least 0."""
+    added: tuple[float, ...] = ()
+    """Acceptance length that each retrain added beyond what was lost (more tokens, other inputs), at least 0."""
 
 
 def traffic_of(table: Any, *, since: float, draft: str) -> Traffic | None:
@@ -89,17 +89,18 @@ def history(drifts: Sequence[DriftReport], verdicts: Sequence[Verdict], proposed
         drifts, verdicts: oldest first; verdicts on candidates that were trained, not on those of the pool.
     """
     judged = {(verdict.states_commit, verdict.incumbent): verdict for verdict in verdicts}
-    recovered, headroom = [], []
+    recovered, added = [], []
     for report in drifts:
         verdict = judged.get((report.states_commit, report.incumbent))
         if report.decision != "retrain" or verdict is None:
             continue
-        gained, lost = verdict.overall.difference.estimate, _lost(report, proposed_per_step)
-        if report.cause == "headroom":
-            headroom.append(max(gained, 0.0))
-        elif report.cause == "drift" and lost is not None and lost > 0:
-            recovered.append(min(max(gained / lost, 0.0), 1.0))
-    return History(tuple(recovered), tuple(headroom))
+        gained, lost = max(verdict.overall.difference.estimate, 0.0), _lost(report, proposed_per_step)
+        if report.cause == "bootstrap" or lost is None:
+            continue
+        if lost > 0:
+            recovered.append(min(gained / lost, 1.0))
+        added.append(max(gained - lost, 0.0))
+    return History(tuple(recovered), tuple(added))
 
 
 def decide(
@@ -162,17 +163,16 @@ def expected_share(past: Sequence[float], prior: float, weight: float) -> float:
 
 
 def _expected_gain(report: DriftReport, policy: CostPolicy, proposed_per_step: float, past: History) -> float:
-    """Acceptance length that a retrain is expected to add; never below 0."""
-    if report.cause == "headroom":
-        return expected_share(past.headroom, policy.headroom_gain, policy.prior_weight)
-    lost = max(_lost(report, proposed_per_step) or 0.0, 0.0)
-    return lost * expected_share(past.recovered, policy.recovery, policy.prior_weight)
+    """Acceptance length that a retrain is expected to add: part of what was lost, and what it knows beyond that."""
+    added = expected_share(past.added, policy.added, policy.prior_weight)
+    lost = _lost(report, proposed_per_step) or 0.0
+    return lost * expected_share(past.recovered, policy.recovery, policy.prior_weight) + added
 
 
 def _lost(report: DriftReport, proposed_per_step: float) -> float | None:
-    """Acceptance length under the baseline's; None when it was not measured."""
+    """Acceptance length under the baseline's, at least 0; None when it was not measured."""
     rate, expected = report.figures.get("rate"), report.figures.get("expected_rate")
-    return None if rate is None or expected is None else (expected - rate) * proposed_per_step
+    return None if rate is None or expected is None else max(expected - rate, 0.0) * proposed_per_step
 
 
 def _decision(

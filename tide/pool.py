@@ -1,7 +1,7 @@
 """The draft pool: which of the drafts that served before fits what is served now better than the one in serving.
 
-Pure: records and reports in, a choice out. Knows nothing of stores, of how a draft is walked, or of the gate that judges
-the chosen one like any other candidate.
+Pure: records and reports in, a choice out. Knows nothing of stores, of how a draft is walked, or of the gate that
+judges the chosen one like any other candidate.
 
 The best of several is chosen on the selection split and judged on the gate split: chosen and judged on the same
 requests it would look better than it is, the more drafts the better.
@@ -42,7 +42,7 @@ def unfit(draft: DraftModel, incumbent: DraftModel, target: TargetContract) -> s
 def choose(
     incumbent: EvalReport, pool: Sequence[EvalReport], min_gain: float, *, left_out: Mapping[str, str] | None = None
 ) -> PoolChoice:
-    """The draft of the pool with the longest acceptance, if it is longer than the incumbent's by more than ``min_gain``.
+    """The draft of the pool with the longest acceptance, if it gains more than ``min_gain`` on the incumbent.
 
     Of equal ones the one that served later is taken.
 

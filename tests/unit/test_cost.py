@@ -20,7 +20,8 @@ from tide.requests import REQUEST_SCHEMA, request_row
 A, B = "a" * 64, "b" * 64
 TRAFFIC = Traffic(tokens_per_s=100.0, engine_s_per_token=0.005, proposed_per_step=3.0)
 """The engine is busy half of the time."""
-POLICY = CostPolicy(training_cost=600.0, horizon=10_000.0, recovery=0.5)
+POLICY = CostPolicy(training_cost=600.0, horizon=10_000.0, recovery=0.5, added=0.0)
+HOPEFUL = POLICY.model_copy(update={"added": 0.05})
 NONE = History()
 
 
@@ -84,10 +85,17 @@ def test_a_first_draft_is_not_weighed() -> None:
     assert decide(drift(cause="bootstrap")).decision == "off"
 
 
-def test_inputs_that_moved_without_a_loss_do_not_pay() -> None:
-    for rate in (0.5, 0.6):
-        found = decide(drift(rate=rate, expected=0.5))
-        assert (found.decision, found.figures["saved_s"]) == ("does not pay", 0.0)
+@pytest.mark.parametrize("rate", [0.5, 0.6])
+def test_inputs_that_moved_without_a_loss_promise_what_such_retrains_added(rate: float) -> None:
+    report, length = drift(rate=rate, expected=0.5), 1 + 3 * rate
+    assert decide(report, HOPEFUL).figures["expected_length"] == pytest.approx(length + 0.05)
+    past = History(added=(0.0,) * 97)
+    assert decide(report, HOPEFUL, past).figures["expected_length"] == pytest.approx(length + 0.0015)
+    assert decide(report).figures["saved_s"] == 0.0
+
+
+def test_what_is_added_comes_on_top_of_what_is_recovered() -> None:
+    assert decide(drift(), HOPEFUL).figures["expected_length"] == pytest.approx(2.2 + 0.15 + 0.05)
 
 
 @pytest.mark.parametrize(("rate", "traffic"), [(None, TRAFFIC), (0.4, None)])
@@ -112,8 +120,8 @@ def test_a_retrain_that_pays_stays_one() -> None:
 
 def test_headroom_is_weighed_by_what_it_brought_before() -> None:
     report = drift(rate=0.5, cause="headroom")
-    assert decide(report).figures["expected_length"] == pytest.approx(2.55)
-    found = decide(report, past=History(headroom=(0.4, 0.5, 0.3)))
+    assert decide(report, HOPEFUL).figures["expected_length"] == pytest.approx(2.55)
+    found = decide(report, HOPEFUL, History(added=(0.4, 0.5, 0.3)))
     assert found.figures["expected_length"] == pytest.approx(2.5 + (3 * 0.05 + 1.2) / 6)
 
 
@@ -196,12 +204,20 @@ def judged(gain: float, incumbent: str = A, states: str = "5" * 64) -> Verdict:
     return made.model_copy(update={"overall": made.overall.model_copy(update={"difference": difference})})
 
 
-def test_a_retrain_is_paired_with_the_verdict_on_what_came_of_it() -> None:
+@pytest.mark.parametrize(
+    ("gained", "recovered", "added"), [(0.15, 0.5, 0.0), (0.3, 1.0, 0.0), (0.9, 1.0, 0.6), (-0.2, 0.0, 0.0)]
+)
+def test_a_retrain_is_paired_with_the_verdict_on_what_came_of_it(gained: float, recovered: float, added: float) -> None:
     """.1 of the rate lost at 3 tokens a step is .3 of the acceptance length."""
-    found = cost.history([drift()], [judged(0.15)], 3.0)
-    assert found.recovered == pytest.approx((0.5,))
-    assert cost.history([drift()], [judged(0.9)], 3.0).recovered == (1.0,)
-    assert cost.history([drift()], [judged(-0.2)], 3.0).recovered == (0.0,), "it brought nothing back; no less"
+    found = cost.history([drift()], [judged(gained)], 3.0)
+    assert found.recovered == pytest.approx((recovered,))
+    assert found.added == pytest.approx((added,))
+
+
+@pytest.mark.parametrize("report", [drift(rate=0.5, cause="headroom"), drift(rate=0.5), drift(rate=0.6)])
+def test_without_a_loss_there_is_nothing_to_recover(report: DriftReport) -> None:
+    assert cost.history([report], [judged(0.15)], 3.0) == History(added=(0.15,))
+    assert cost.history([report], [judged(-0.15)], 3.0) == History(added=(0.0,))
 
 
 @pytest.mark.parametrize(
@@ -209,19 +225,13 @@ def test_a_retrain_is_paired_with_the_verdict_on_what_came_of_it() -> None:
     [
         (drift(decision="watch", cause=None), judged(0.15)),
         (drift(cause="bootstrap"), judged(0.15)),
-        (drift(rate=0.5), judged(0.15)),
         (drift(rate=None), judged(0.15)),
         (drift(), judged(0.15, incumbent=B)),
         (drift(), judged(0.15, states="6" * 64)),
     ],
 )
-def test_what_was_no_retrain_for_a_loss_says_nothing_of_recovery(report: DriftReport, verdict: Verdict) -> None:
+def test_what_was_no_retrain_with_a_verdict_on_it_says_nothing(report: DriftReport, verdict: Verdict) -> None:
     assert cost.history([report], [verdict], 3.0) == NONE
-
-
-def test_headroom_is_counted_apart() -> None:
-    found = cost.history([drift(cause="headroom")], [judged(0.15)], 3.0)
-    assert (found.recovered, found.headroom) == ((), (0.15,))
 
 
 # --- policy ---

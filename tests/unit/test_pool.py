@@ -158,11 +158,11 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[MemoryStore
     for digest in (A, C, B):
         judge_and_promote(store, REPOSITORY, site, f"candidate-{digest[:6]}", digest)
     monkeypatch.setattr(wiring, "store", lambda _config: store)
-    monkeypatch.setattr(wiring, "settings", lambda: SETTINGS(tmp_path))
+    monkeypatch.setattr(wiring, "settings", lambda: settings_in(tmp_path))
     return store, site
 
 
-def SETTINGS(home: Path) -> wiring.Settings:  # noqa: N802 (a constant but for its folder)
+def settings_in(home: Path) -> wiring.Settings:
     return wiring.Settings(home=home, _env_file=None)  # type: ignore[call-arg]
 
 
@@ -173,7 +173,7 @@ def look(monkeypatch: pytest.MonkeyPatch, lengths: Mapping[str, float], drift: D
         return walked(folder.name, lengths[folder.name]) if lengths else None
 
     monkeypatch.setattr(task, "walk_selection", walk)
-    monkeypatch.setattr(task, "get_run_logger", lambda: Silent())
+    monkeypatch.setattr(task, "get_run_logger", Silent)
     return task.look_in_pool.fn(SNAPSHOT, drift)
 
 
@@ -191,7 +191,7 @@ def test_the_best_draft_stands_on_a_branch_of_its_own_without_the_verdict_of_the
     assert branch.startswith(repositories.CANDIDATE)
     assert serving_file.candidate_on(store, REPOSITORY, branch) == A
     written = PoolChoice.model_validate_json(store.read(REPOSITORY, branch, draft_prefix(A) + candidates.POOL_FILE))
-    assert (written.chosen, written.lengths) == (A, {C: pytest.approx(2.1, abs=0.02), A: 2.5})
+    assert (written.chosen, written.lengths) == (A, {C: pytest.approx(2.1, abs=0.05), A: 2.5})
     with pytest.raises(SignatureRefused, match="no signed verdict"):
         rollout.resume(site, AUTHORITY, branch)
     assert ledger.newest(store, REPOSITORY, "pool", PoolChoice) == written
