@@ -13,6 +13,7 @@ from tide import capture_rate, drift, drift_report, ledger, requests, rollout, s
 from tide.baseline import Baseline
 from tide.domain import DraftModel, DriftReport, Snapshot
 from tide.request_stats import RequestStats
+from tide.serving_file import read_promotion
 
 
 @stage("detect drift")
@@ -41,12 +42,13 @@ def detect_drift(snapshot: Snapshot) -> DriftReport:
 
 
 def request_stats(snapshot: Snapshot, incumbent: DraftModel | None) -> RequestStats:
-    """Requests since the incumbent was made; all there are without one."""
-    store, since = wiring.store(wiring.settings()), incumbent.created_at if incumbent else 0.0
+    """Requests since the incumbent was put into serving; all there are without one."""
+    store, since = wiring.store(wiring.settings()), _in_serving_since() if incumbent else 0.0
     tables = snapshots.fetch_request_tables(
         store, snapshot.repository, snapshot.commit, cache_folder("requests"), since=since
     )
-    return drift.stats_from_table(requests.read_table(tables))
+    stats = drift.stats_from_table(requests.read_table(tables))
+    return stats.take(stats.finished_at > since)
 
 
 def serving_draft() -> DraftModel | None:
@@ -72,6 +74,14 @@ def _evidently(stats: RequestStats, baseline: Baseline, commit: str) -> dict[str
     if path is None:
         return {}
     return {".html": path.read_bytes(), ".evidently.json": path.with_suffix(".json").read_bytes()}
+
+
+def _in_serving_since() -> float:
+    """When the incumbent was put into serving this time: a draft that comes back is no longer judged by its first."""
+    config = wiring.settings()
+    store = wiring.store(config)
+    generation = rollout.read_serving(store, config.drafts_repository).generation
+    return read_promotion(store, config.drafts_repository, generation).at
 
 
 def _training_rows(snapshot: Snapshot, incumbent: DraftModel | None) -> int:

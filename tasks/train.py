@@ -16,9 +16,9 @@ from prefect.deployments import run_deployment
 from tasks.serve import serving_steps
 from tasks.stage import cache_folder, stage
 from tasks.version import fetch_held_out_shards, pin_snapshot
-from tide import candidates, checkpoints, rollout, wiring
+from tide import candidates, checkpoints, ledger, rollout, wiring
 from tide.comparable import check_reproduced
-from tide.domain import DraftModel, DriftReport, EvalReport, Snapshot, Split, TrainingProgress
+from tide.domain import CheckpointChoice, DraftModel, DriftReport, EvalReport, Snapshot, Split, TrainingProgress
 from tide.draft_files import load_draft
 from tide.errors import Gone, NotFound, TrainingError
 from tide.files import whole_folder
@@ -65,7 +65,7 @@ def verify_parent(parent: Path | None) -> None:
         return
     config = wiring.settings()
     try:
-        report = _walk_selection(parent, pin_snapshot.fn(record.states_commit))
+        report = walk_selection(parent, pin_snapshot.fn(record.states_commit))
     except (NotFound, Gone) as error:
         lost = "lost rows by an erasure" if isinstance(error, Gone) else "are not in this store"
         get_run_logger().warning("the parent's states %s %s: not verified", record.states_commit[:12], lost)
@@ -107,12 +107,21 @@ def _progress_to_prefect() -> ProgressCallback:
 
 
 @stage("select checkpoint")
-def select_checkpoint(result: TrainingResult, snapshot: Snapshot) -> tuple[Checkpoint, float | None]:
-    """The checkpoint with the best walk on the selection split, and its acceptance length there."""
-    return checkpoints.best(result.checkpoints, lambda draft: _walk_selection(draft, snapshot), get_run_logger().info)
+def select_checkpoint(result: TrainingResult, snapshot: Snapshot) -> tuple[Checkpoint, CheckpointChoice]:
+    """The checkpoint with the best walk on the selection split; the ledger gets all of them, and why this one."""
+    config = wiring.settings()
+    chosen, choice = checkpoints.best(
+        result.checkpoints,
+        lambda draft: walk_selection(draft, snapshot),
+        get_run_logger().info,
+        final_loss=result.final_loss,
+        states_commit=snapshot.commit,
+    )
+    ledger.append(wiring.store(config), config.drafts_repository, "checkpoint", choice)
+    return chosen, choice
 
 
-def _walk_selection(draft: Path, snapshot: Snapshot) -> EvalReport | None:
+def walk_selection(draft: Path, snapshot: Snapshot) -> EvalReport | None:
     """Walk a draft over the newest selection requests of a snapshot; None when there are none."""
     config = wiring.settings()
     shards = fetch_held_out_shards.fn(snapshot, Split.SELECTION, config.policy().selection_requests)
@@ -126,7 +135,7 @@ def _walk_selection(draft: Path, snapshot: Snapshot) -> EvalReport | None:
 @stage("publish candidate")
 def publish_candidate(
     branch: str,
-    chosen: tuple[Checkpoint, float | None],
+    chosen: tuple[Checkpoint, CheckpointChoice],
     result: TrainingResult,
     snapshot: Snapshot,
     parent: Path | None,
@@ -147,7 +156,7 @@ def publish_candidate(
         trained_requests=result.samples,
         steps=checkpoint.step,
         max_length=policy.train.max_length,
-        selection_acceptance_length=chosen[1],
+        selection_acceptance_length=chosen[1].acceptance_length,
         policy=policy.digest(),
         seed=policy.train.seed,
         environment=result.environment,

@@ -9,13 +9,16 @@ from pathlib import Path
 
 from tide import lineage, repositories
 from tide.config import Policy
-from tide.domain import DraftModel, DriftReport
+from tide.domain import DraftModel, DriftReport, PoolChoice
 from tide.draft_files import load_draft, write_record
 from tide.rollout import DRAFT_FILES, draft_prefix
+from tide.serving_file import SIGNED_VERDICT
 from tide.store.base import Store
 
 POLICY_FILE = "policy.json"
 """Beside a draft in the drafts repository: what it was trained by, so that it can be made again."""
+POOL_FILE = "pool.json"
+"""Beside a draft that served before: why it was proposed again, the last time."""
 
 
 def publish(
@@ -47,3 +50,16 @@ def publish(
     store.commit(
         repository, branch, f"candidate {draft.digest[:12]}", lineage.candidate_record(draft, drift).to_metadata()
     )
+
+
+def propose_again(store: Store, repository: str, branch: str, choice: PoolChoice) -> None:
+    """Put a draft that stands on main on a branch of its own as a candidate, with why; its files are there already.
+
+    The verdict by which it was promoted before does not count any more: the gate's new one takes its place.
+    """
+    assert choice.chosen is not None
+    prefix = draft_prefix(choice.chosen)
+    store.create_branch(repository, branch, repositories.MAIN)
+    store.delete(repository, branch, prefix + SIGNED_VERDICT)
+    store.put(repository, branch, prefix + POOL_FILE, choice.to_json().encode())
+    store.commit(repository, branch, f"pooled {choice.chosen[:12]}", lineage.pooled_record(choice).to_metadata())

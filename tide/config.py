@@ -77,6 +77,29 @@ class DriftPolicy(_Finite):
     """Training tokens since the incumbent was trained, over those it was trained on, that promise headroom."""
 
 
+class CostPolicy(_Finite):
+    """Whether the gain that a retrain promises is worth its cost. Off while ``training_cost`` is not set."""
+
+    training_cost: float | None = Field(default=None, gt=0)
+    """Device-seconds of one training run, all its devices together; None: the rule is off."""
+    price_ratio: float = Field(default=1.0, gt=0)
+    """Price of a second of a training device over that of a second of a serving engine."""
+    horizon: float = Field(default=86_400.0, gt=0)
+    """Seconds that the new draft is expected to serve the traffic it was made for."""
+    recovery: float = Field(default=0.7, gt=0, le=1)
+    """Share of the lost acceptance that a retrain brings back, before there is history of our own."""
+    added: float = Field(default=0.05, ge=0)
+    """Acceptance length that a retrain adds beyond what was lost, before there is history of our own: by more tokens, or
+    by inputs that the incumbent was not trained on."""
+    prior_weight: float = Field(default=3.0, gt=0)
+    """Retrains of history that weigh as much as the two figures above."""
+
+    @property
+    def on(self) -> bool:
+        """False when nothing is weighed."""
+        return self.training_cost is not None
+
+
 class PromotionPolicy(_Finite):
     """What a candidate must prove on the gate requests."""
 
@@ -133,6 +156,7 @@ class Policy(_Finite):
     schema_version: Literal[1] = 1
     capture: CapturePolicy = CapturePolicy()
     drift: DriftPolicy = DriftPolicy()
+    cost: CostPolicy = CostPolicy()
     train: TrainingConfig = TrainingConfig()
     promotion: PromotionPolicy = PromotionPolicy()
     train_tokens: int = Field(default=2_000_000, ge=1)
@@ -144,7 +168,9 @@ class Policy(_Finite):
     gate_requests: int = Field(default=200, ge=1)
     """Newest gate requests that a verdict is made on: the gate generation."""
     selection_requests: int = Field(default=100, ge=1)
-    """Newest selection requests that checkpoints are compared on."""
+    """Newest selection requests that checkpoints, and drafts that served before, are compared on."""
+    pool_drafts: int = Field(default=4, ge=0)
+    """Drafts that served before, newest first, that are tried before one is trained; 0: none."""
     parent_tolerance: float = Field(default=0.01, gt=0)
     """How far a parent's walk may be from the acceptance length in its record before training refuses it, relative."""
     offline_live_tolerance: float = Field(default=0.02, gt=0)

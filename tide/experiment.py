@@ -117,14 +117,13 @@ def train() -> None:
             workdir=workdir.resolve(),
             on_progress=_say_progress,
         )
-        chosen, length = checkpoints.best(result.checkpoints, lambda draft: _walk(draft, Split.SELECTION), print)
+        chosen, choice = checkpoints.best(result.checkpoints, lambda draft: _walk(draft, Split.SELECTION), print)
         with whole_folder(DRAFT) as folder:
             shutil.copytree(chosen.draft, folder / chosen.digest)
     shutil.rmtree(ROOT / "run", ignore_errors=True)
     facts = {"digest": chosen.digest, "step": chosen.step, "loss": result.final_loss, "samples": result.samples}
-    _write(
-        TRAINING, {**facts, "tokens": result.tokens, "coverage": result.coverage, "selection_acceptance_length": length}
-    )
+    facts |= {"tokens": result.tokens, "coverage": result.coverage}
+    _write(TRAINING, {**facts, "selection_acceptance_length": choice.acceptance_length, "chosen": choice.reason})
 
 
 def evaluate() -> None:

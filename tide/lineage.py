@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tide.domain import DraftModel, DriftReport, LineageRecord, Promotion, Verdict, WindowManifest
+from tide.domain import DraftModel, DriftReport, LineageRecord, PoolChoice, Promotion, Verdict, WindowManifest
 
 
 def states_record(manifest: WindowManifest) -> LineageRecord:
@@ -47,6 +47,20 @@ def candidate_record(draft: DraftModel, drift: DriftReport | None) -> LineageRec
     }
     facts |= {f"environment.{k}": v for k, v in draft.environment.items()}
     return LineageRecord(kind="candidate", subject=draft.digest, parents=parents, facts=facts)
+
+
+def pooled_record(choice: PoolChoice) -> LineageRecord:
+    """A draft that served before, proposed again: nothing was made, so it is no second ``candidate`` record of it."""
+    assert choice.chosen is not None
+    assert choice.incumbent_length is not None
+    facts = {
+        "acceptance_length": f"{choice.lengths[choice.chosen]:.4f}",
+        "incumbent_acceptance_length": f"{choice.incumbent_length:.4f}",
+        "requests": str(choice.requests),
+        "pool": str(len(choice.lengths)),
+    }
+    parents = {"incumbent": choice.incumbent, "states": choice.states_commit}
+    return LineageRecord(kind="pooled", subject=choice.chosen, parents=parents, facts=facts)
 
 
 def verdict_record(verdict: Verdict) -> LineageRecord:

@@ -20,6 +20,7 @@ from tide.signing import TrustedKeys
 from tide.store.base import Store
 
 SERVING = "serving.json"
+PROMOTIONS = "promotions/"
 SIGNED_VERDICT = "verdict.signed.json"
 
 V = TypeVar("V", bound=Value)
@@ -37,7 +38,7 @@ def attestation_path(generation: int) -> str:
 
 def promotion_path(generation: int) -> str:
     """Where the record of a generation's rollout stands."""
-    return f"promotions/{generation:06d}.json"
+    return f"{PROMOTIONS}{generation:06d}.json"
 
 
 def read_serving(store: Store, repository: str, ref: str = MAIN) -> Serving:
@@ -60,7 +61,7 @@ def candidate_on(store: Store, repository: str, ref: str) -> str:
         NotFound: its last commit is neither a candidate nor a verdict on one.
     """
     record = LineageRecord.from_metadata(store.head(repository, ref).metadata)
-    if record is not None and record.kind == "candidate":
+    if record is not None and record.kind in ("candidate", "pooled"):
         return record.subject
     if record is not None and record.kind == "verdict":
         return record.parents["candidate"]
@@ -70,6 +71,12 @@ def candidate_on(store: Store, repository: str, ref: str) -> str:
 def read_promotion(store: Store, repository: str, generation: int) -> Promotion:
     """Record of a generation's rollout. Raises NotFound, BadInputError."""
     return _read(store, repository, MAIN, promotion_path(generation), Promotion)
+
+
+def read_promotions(store: Store, repository: str) -> list[Promotion]:
+    """Every change of what serves, oldest first. Raises BadInputError when one cannot be read."""
+    paths = sorted(item.path for item in store.list(repository, MAIN, PROMOTIONS))
+    return [_read(store, repository, MAIN, path, Promotion) for path in paths]
 
 
 def read_signed_verdict(store: Store, repository: str, ref: str, digest: str) -> Signed:

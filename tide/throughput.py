@@ -135,3 +135,13 @@ def _shares(concurrency: Mapping[int, float]) -> dict[int, float]:
     if any(b < 1 or share < 0 for b, share in concurrency.items()):
         raise EvaluationError(f"{dict(concurrency)} is no concurrency histogram: from 1 on, and no share below 0")
     return {b: share / total for b, share in concurrency.items() if share > 0}
+
+
+def seconds_per_token(
+    profile: EngineProfile, acceptance_length: float, *, steps: int, concurrency: Mapping[int, float]
+) -> float:
+    """Seconds of the engine for each output token at a service's load, prefill left out: (c g + beta) / (b AL).
+
+    Arguments and errors are those of ``predict``.
+    """
+    return _token_cost(profile, steps, concurrency, 0.0, None).steps_s / acceptance_length

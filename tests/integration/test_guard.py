@@ -10,12 +10,12 @@ import pytest
 from infra.lakefs.server import LakefsServer
 from tests.fakes.fake_engine import FakeEngine
 from tests.support.signed import AUTHORITY, judge_and_promote, put_verdict, verdict_on
-from tide import repositories, rollout
-from tide.domain import Attestation, LineageRecord, Serving, ServingDraft
-from tide.errors import Conflict, HookRefused, ProtectedBranch
+from tide import candidates, repositories, rollout
+from tide.domain import Attestation, LineageRecord, PoolChoice, Serving, ServingDraft
+from tide.errors import Conflict, HookRefused, ProtectedBranch, SignatureRefused
 from tide.replicas import DRAFT_FILES
 from tide.rollout import Site, read_serving
-from tide.serving_file import attestation_path, draft_prefix
+from tide.serving_file import attestation_path, candidate_on, draft_prefix, read_attestation, read_promotions
 from tide.store.lakefs import LakefsStore
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -66,6 +66,32 @@ def test_promotions_and_a_rollback_pass_the_guard_by_their_own_records(site: Sit
     rollout.rollback(site, AUTHORITY)
     serving = read_serving(site.store, site.repository)
     assert (serving.generation, serving.stable and serving.stable.digest) == (3, A)
+    assert rollout.reconcile(site, AUTHORITY.trusted) == []
+
+
+def test_a_draft_that_served_before_is_promoted_again_from_the_pool_by_a_new_verdict_alone(site: Site) -> None:
+    promote(site, A)
+    promote(site, B)
+    branch = f"{repositories.CANDIDATE}pool-{A[:6]}"
+    choice = PoolChoice(
+        chosen=A,
+        reason="it fits",
+        incumbent=B,
+        incumbent_length=1.4,
+        lengths={A: 1.9},
+        requests=30,
+        states_commit="5" * 64,
+    )
+    candidates.propose_again(site.store, site.repository, branch, choice)
+    assert candidate_on(site.store, site.repository, branch) == A
+    with pytest.raises(SignatureRefused, match="no signed verdict"):
+        rollout.resume(site, AUTHORITY, branch)
+    promotion = judge_and_promote(site.store, site.repository, site, branch, A)
+    serving = read_serving(site.store, site.repository)
+    assert (promotion.kind, serving.generation, serving.stable and serving.stable.digest) == ("promotion", 3, A)
+    assert read_attestation(site.store, site.repository, AUTHORITY.trusted)[1].verdict is not None
+    assert [p.draft for p in read_promotions(site.store, site.repository)] == [A, B, A]
+    assert site.store.read(site.repository, "main", draft_prefix(A) + candidates.POOL_FILE)
     assert rollout.reconcile(site, AUTHORITY.trusted) == []
 
 

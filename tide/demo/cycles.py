@@ -19,6 +19,7 @@ from tide.config import Settings
 from tide.demo.report import Cycle
 from tide.domain import DraftModel, DriftReport, Promotion, Verdict, WindowManifest
 from tide.errors import NotFound, ServiceError
+from tide.serving_file import candidate_on
 from tide.spool import sum_counts
 from tide.store.base import Store
 
@@ -96,11 +97,7 @@ class Cycles:
     def read(self, branch: str, seconds: float, *, reused: bool = False) -> Cycle:
         """What the cycle that made or judged a branch saw and did."""
         store, repository = self._store, self._config.drafts_repository
-        digest = next(
-            c.metadata["tide.subject"]
-            for c in store.log(repository, branch)
-            if c.metadata.get("tide.kind") == "candidate"
-        )
+        digest = candidate_on(store, repository, branch)
         prefix = rollout.draft_prefix(digest)
         verdict = Verdict.model_validate_json(store.read(repository, branch, f"{prefix}verdict.json"))
         return Cycle(

@@ -3,6 +3,7 @@
 Owns names, schema versions and what makes two things the same. Knows nothing of files, clients, tensors or clocks.
 """
 
+from tide.domain.choices import CheckpointChoice, CheckpointScore, CostDecision, PoolChoice
 from tide.domain.decisions import (
     ACCEPTANCE_DEFINITION,
     DriftReport,
@@ -38,6 +39,9 @@ __all__ = [
     "GATE_BUCKETS",
     "SELECTION_BUCKETS",
     "Attestation",
+    "CheckpointChoice",
+    "CheckpointScore",
+    "CostDecision",
     "Digest",
     "DraftContract",
     "DraftModel",
@@ -53,6 +57,7 @@ __all__ = [
     "Interval",
     "KeyId",
     "LineageRecord",
+    "PoolChoice",
     "PredictedThroughput",
     "ProfilePoint",
     "Promotion",

@@ -53,7 +53,7 @@ class LineageRecord(Record):
     """What stands in a commit's metadata: kind, the thing made, and what it was made from."""
 
     schema_version: Literal[1] = 1
-    kind: Literal["states", "candidate", "verdict", "promotion", "rollback", "guard", "erasure", "retention"]
+    kind: Literal["states", "candidate", "pooled", "verdict", "promotion", "rollback", "guard", "erasure", "retention"]
     subject: str
     parents: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, str] = Field(default_factory=dict)

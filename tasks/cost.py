@@ -1,0 +1,54 @@
+"""Cost: whether the training that the drift gate asks for pays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import get_run_logger
+
+from tasks.serve import serving_steps
+from tasks.stage import cache_folder, stage
+from tide import cost, ledger, requests, snapshots, wiring
+from tide.domain import DriftReport, PoolChoice, Snapshot, Verdict
+from tide.serving_file import read_promotion, read_serving
+
+
+@stage("weigh cost")
+def weigh_cost(snapshot: Snapshot, report: DriftReport) -> DriftReport:
+    """The report with the cost rule's word on it, which the ledger gets with its figures; off without a cost."""
+    config = wiring.settings()
+    policy, store, drafts = config.policy().cost, wiring.store(config), config.drafts_repository
+    traffic = _traffic(snapshot) if policy.on else None
+    decision = cost.decide(
+        report,
+        policy,
+        traffic,
+        _past(traffic.proposed_per_step) if traffic else cost.History(),
+        steps=serving_steps(),
+    )
+    ledger.append(store, drafts, "cost", decision)
+    get_run_logger().info("cost: %s", "; ".join(decision.reasons))
+    return cost.amend(report, decision)
+
+
+def _traffic(snapshot: Snapshot) -> cost.Traffic | None:
+    """Of the requests served since the incumbent was put into serving."""
+    config = wiring.settings()
+    store = wiring.store(config)
+    serving = read_serving(store, config.drafts_repository)
+    if serving.stable is None:
+        return None
+    since = read_promotion(store, config.drafts_repository, serving.generation).at
+    tables = snapshots.fetch_request_tables(
+        store, snapshot.repository, snapshot.commit, cache_folder("requests"), since=since
+    )
+    return cost.traffic_of(requests.read_table(tables), since=since, draft=serving.stable.digest)
+
+
+def _past(proposed_per_step: float) -> cost.History:
+    """What earlier retrains brought, from the ledger; drafts of the pool were not trained for what they recovered."""
+    config = wiring.settings()
+    where: tuple[Any, str] = (wiring.store(config), config.drafts_repository)
+    pooled = {(c.states_commit, c.chosen) for c in ledger.every(*where, "pool", PoolChoice)}
+    verdicts = [v for v in ledger.every(*where, "verdict", Verdict) if (v.states_commit, v.candidate) not in pooled]
+    return cost.history(ledger.every(*where, "drift", DriftReport), verdicts, proposed_per_step)

@@ -1,0 +1,316 @@
+"""Whether training only when it pays keeps the speed of training always: a replay of 20 phases, in simulated time.
+
+    python -m tests.bench.decisions.cost
+
+Per-request acceptance is the corpus'. A training takes its time on another device and yields the corpus' draft of the
+workload that is served when it begins; more tokens of one workload make no better draft here, so what an
+always-training service gains by them is not seen. Ours decides by the real rules: drift, pool, cost and promotion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tests.bench.decisions import corpus
+from tests.bench.decisions.replay import Service, Setting, draw
+from tests.bench.decisions.reports import digest_of, load, report_of
+from tests.support.drafts import draft_config, draft_tensors
+from tests.support.reports import TARGET
+from tide import cost, drift, pool, promotion
+from tide.baseline import Baseline
+from tide.config import CostPolicy, Policy
+from tide.domain import DraftModel, DriftReport, EngineProfile, ProfilePoint, Verdict
+from tide.draft_files import read_contract
+from tide.request_stats import RequestStats
+
+STATED_PROFILE = EngineProfile(
+    engine="stated, not measured",
+    points=(
+        ProfilePoint(concurrency=1, plain_step_s=0.0200, verify_step_s=0.0225, draft_step_s=0.0012),
+        ProfilePoint(concurrency=8, plain_step_s=0.0220, verify_step_s=0.0280, draft_step_s=0.0014),
+        ProfilePoint(concurrency=32, plain_step_s=0.0260, verify_step_s=0.0440, draft_step_s=0.0020),
+    ),
+)
+"""Of the size that an 8B model has on one GPU; the corpus' own profile takes its place when it was measured."""
+EMA_SHORT, EMA_LONG, EMA_DROP = 0.95, 0.995, 0.08
+"""The published rule (arXiv 2602.05145): train when the short average of the acceptance rate falls so far under the
+long one; deploy when the new draft's mean on evaluation requests is above the old one's on training requests."""
+Run = Callable[[Service], dict[str, Any]]
+
+
+def measure(seeds: int = 10, first_seed: int = 0) -> dict[str, Any]:
+    """``cost`` of decisions.json: means over seeds, with their spread."""
+    setting = _setting()
+    runs = [_replay(setting, np.random.default_rng([first_seed, n])) for n in range(seeds)]
+    ratios = {name: [run[name]["throughput"] / run["always"]["throughput"] for run in runs] for name in POLICIES}
+    trainings = {name: [run[name]["trainings"] for run in runs] for name in POLICIES}
+    ours = [a / b for a, b in zip(trainings["ours"], trainings["always"], strict=True)]
+    return {
+        "throughput_ratio": statistics.fmean(ratios["ours"]),
+        "throughput_ratio_spread": _spread(ratios["ours"]),
+        "training_ratio": sum(trainings["ours"]) / sum(trainings["always"]),
+        "training_ratio_spread": _spread(ours),
+        "policies": {
+            name: {
+                "throughput_ratio": statistics.fmean(ratios[name]),
+                "throughput_ratio_spread": _spread(ratios[name]),
+                "trainings": statistics.fmean(trainings[name]),
+                "trainings_a_phase": statistics.fmean(trainings[name]) / setting.phases,
+            }
+            for name in POLICIES
+        },
+        "ours": {key: statistics.fmean(run["ours"][key] for run in runs) for key in COUNTS},
+        "seeds": seeds,
+        "phases": setting.phases,
+        "requests": statistics.fmean(run["requests"] for run in runs),
+        "window_requests": setting.window,
+        "training_s": setting.training_seconds,
+        "horizon_s": _cost_policy(setting).horizon,
+        "profile": setting.profile.engine or "measured",
+        "drafts": dict(setting.trained_on),
+    }
+
+
+def _spread(values: list[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _setting() -> Setting:
+    scores, trained = load()
+    path = corpus.DATA / "profile.json"
+    profile = EngineProfile.model_validate_json(path.read_text()) if path.exists() else STATED_PROFILE
+    return Setting(scores={name: scores[name] for name in trained}, trained_on=trained, profile=profile)
+
+
+def _replay(setting: Setting, rng: np.random.Generator) -> dict[str, Any]:
+    """Every policy on one sequence of requests."""
+    traffic = draw(setting, rng)
+    # The first draft is there, made for the first phase: every policy but "never" would begin by training it.
+    start = str(rng.choice(sorted(d for d, w in setting.trained_on.items() if w == traffic.workload[0])))
+    seed = int(rng.integers(2**31))
+    found: dict[str, Any] = {"requests": len(traffic.rows)}
+    for name, run in POLICIES.items():
+        service = Service(setting, traffic, np.random.default_rng(seed), start)
+        counts = run(service)
+        throughput = service.tokens / service.clock
+        found[name] = {"throughput": throughput, "trainings": service.trainings, "swaps": service.swaps, **counts}
+    return found
+
+
+# --- the others ---
+
+
+def _never(service: Service) -> dict[str, Any]:
+    while not service.done:
+        service.serve()
+    return {}
+
+
+def _always(service: Service) -> dict[str, Any]:
+    """A training at every window that finds the device free; what comes of it serves, unjudged."""
+    while not service.done:
+        service.serve()
+        if made := service.finished():
+            service.swap(made[0])
+        if not service.training:
+            service.train()
+    return {}
+
+
+def _best(service: Service) -> dict[str, Any]:
+    """No policy: the best draft of each window, known before it is served, without training."""
+    setting = service.setting
+    while not service.done:
+        rows = service.traffic.rows[service.served : service.served + setting.window]
+        service.swap(min(setting.scores, key=lambda name: int(setting.scores[name].verify_steps[rows].sum())))
+        service.serve()
+    return {}
+
+
+def _ema(service: Service) -> dict[str, Any]:
+    """The published rule; its averages begin anew with each draft."""
+    short = long = None
+    while not service.done:
+        stats = service.serve()
+        fired = False
+        for rate in stats.rate:
+            short = rate if short is None else EMA_SHORT * short + (1 - EMA_SHORT) * rate
+            long = rate if long is None else EMA_LONG * long + (1 - EMA_LONG) * rate
+            fired = fired or short < long - EMA_DROP
+        if (made := service.finished()) and _better_by_means(service, *made):
+            service.swap(made[0])
+            short = long = None
+        if fired and not service.training:
+            service.train()
+    return {}
+
+
+def _better_by_means(service: Service, draft: str, began: int) -> bool:
+    evaluated = service.traffic.rows[service.newest(service.traffic.gate, 200)]
+    trained_on = service.traffic.rows[max(began - service.setting.window, 0) : began]
+    new, old = service.setting.scores[draft], service.setting.scores[service.serving]
+    rates = [s.accepted[rows] / np.maximum(s.proposed[rows], 1) for s, rows in ((new, evaluated), (old, trained_on))]
+    return bool(rates[0].mean() > rates[1].mean())
+
+
+# --- ours ---
+
+COUNTS = ("retrains", "pool_proposed", "pool_promoted", "cost_refused", "promoted", "gate_refused")
+
+
+@dataclass
+class _Ours:
+    """The cycle of flows/adapt.py, one look a window; a training that runs is waited for as the flow waits for it."""
+
+    service: Service
+    policy: Policy
+    baseline: Baseline | None = None
+    previous: DriftReport | None = None
+    asked: DriftReport | None = None
+    drifts: list[DriftReport] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    attempts: dict[tuple[str, int], int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+
+    def run(self) -> dict[str, int]:
+        while not self.service.done:
+            stats = self.service.serve()
+            if made := self.service.finished():
+                self._judge_trained(made[0])
+            elif not self.service.training:
+                self._look(stats)
+        return self.counts
+
+    def _look(self, stats: RequestStats) -> None:
+        incumbent, commit = _model(self.service.serving), f"window-{self.service.served}"
+        if self.baseline is None:
+            self.baseline = drift.freeze_baseline(stats, self.policy.drift, draft=incumbent.digest)
+        report = drift.decide(
+            self.baseline,
+            drift.window_of(stats, self.policy.drift, incumbent=incumbent, previous=self.previous),
+            self.policy.drift,
+            incumbent=incumbent,
+            trained_tokens_available=0,
+            previous=self.previous,
+            states_commit=commit,
+        )
+        self.previous = report
+        self.drifts.append(report)
+        if report.decision != "retrain":
+            return
+        self.counts["retrains"] += 1
+        if pool.wanted(report) and self._from_pool(commit):
+            return
+        if self._pays(report, stats):
+            self.asked = report
+            self.service.train()
+        else:
+            self.counts["cost_refused"] += 1
+
+    def _from_pool(self, commit: str) -> bool:
+        service, serving = self.service, self.service.serving
+        members = [d for d in dict.fromkeys(reversed(service.history)) if d != serving][: self.policy.pool_drafts]
+        chosen = service.newest(service.traffic.selection, self.policy.selection_requests)
+        choice = pool.choose(
+            self._report(serving, chosen, commit),
+            [self._report(name, chosen, commit) for name in members],
+            self.policy.promotion.min_gain,
+        )
+        if choice.chosen is None:
+            return False
+        self.counts["pool_proposed"] += 1
+        name = next(name for name in members if digest_of(name) == choice.chosen)
+        if self._judge(name, commit).outcome != "promote":
+            return False
+        self.counts["pool_promoted"] += 1
+        self._promote(name)
+        return True
+
+    def _pays(self, report: DriftReport, stats: RequestStats) -> bool:
+        setting, measured = self.service.setting, stats.take(stats.measured)
+        span = float(stats.finished_at[-1] - stats.finished_at[0])
+        tokens = float(stats.response_tokens.sum())
+        traffic = cost.Traffic(
+            tokens_per_s=tokens / span,
+            engine_s_per_token=span / tokens,
+            proposed_per_step=float(measured.proposed.sum() / measured.verify_steps.sum()),
+        )
+        decision = cost.decide(
+            report,
+            _cost_policy(setting),
+            traffic,
+            cost.history(self.drifts, self.verdicts, traffic.proposed_per_step),
+            steps=setting.steps,
+            profile=setting.profile,
+            concurrency={setting.concurrency: 1.0},
+        )
+        return cost.amend(report, decision).decision == "retrain"
+
+    def _judge_trained(self, draft: str) -> None:
+        assert self.asked is not None
+        verdict = self._judge(draft, self.asked.states_commit)
+        self.verdicts.append(verdict)
+        if verdict.outcome == "promote":
+            self.counts["promoted"] += 1
+            self._promote(draft)
+        else:
+            self.counts["gate_refused"] += 1
+
+    def _judge(self, draft: str, commit: str) -> Verdict:
+        service = self.service
+        numbers = service.newest(service.traffic.gate, self.policy.gate_requests)
+        family = (service.serving, int(service.traffic.gate[: service.served].sum()) // self.policy.gate_requests)
+        self.attempts[family] = self.attempts.get(family, 0) + 1
+        return promotion.decide(
+            self._report(draft, numbers, commit),
+            self._report(service.serving, numbers, commit),
+            self.policy.promotion,
+            attempt=self.attempts[family],
+            states_commit=commit,
+            policy_digest=self.policy.digest(),
+        )
+
+    def _report(self, draft: str, numbers: Any, commit: str) -> Any:
+        return report_of(draft, self.service.setting.scores[draft], self.service.traffic.rows[numbers], commit, numbers)
+
+    def _promote(self, draft: str) -> None:
+        self.service.swap(draft)
+        self.baseline = self.previous = None
+
+
+def _ours(service: Service) -> dict[str, Any]:
+    return dict(_Ours(service, Policy()).run())
+
+
+def _cost_policy(setting: Setting) -> CostPolicy:
+    """A training costs what it takes on one device of the engine's price. A draft serves whenever its workload comes
+    back, the pool sees to that: the horizon is the time for which one workload is served in all."""
+    windows = setting.phases * sum(setting.phase_windows) / 2 / len(setting.workloads)
+    horizon = windows * setting.training_seconds / setting.training_windows
+    return CostPolicy(training_cost=setting.training_seconds, horizon=horizon)
+
+
+@lru_cache
+def _model(draft: str) -> DraftModel:
+    contract = read_contract(draft_config(), draft_tensors(draft_config())["d2t"])
+    return DraftModel(
+        digest=digest_of(draft), contract=contract, target=TARGET, states_commit="corpus", trained_tokens=10**9
+    )
+
+
+POLICIES: dict[str, Run] = {"always": _always, "never": _never, "ema": _ema, "ours": _ours, "best": _best}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
+    options = parser.parse_args()
+    print(json.dumps(measure(options.seeds, options.first_seed), indent=2))

@@ -1,0 +1,113 @@
+"""The adapt flow: the order of its stages, and what is left out when an earlier one says no or is enough."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from flows import adapt as module
+from tests.support.reports import TARGET
+from tests.support.signed import verdict_on
+from tide.domain import DriftReport, Promotion, Snapshot, Verdict
+
+A, B, C = "a" * 64, "b" * 64, "c" * 64
+SNAPSHOT = Snapshot(
+    repository="svc-states", commit="5" * 64, target=TARGET, windows=(), shards=1, requests=1, rows=1, drafts=()
+)
+PROMOTED = Promotion(kind="promotion", generation=3, draft=B, previous=A, verdict=None, replicas=(), at=1.0)
+
+
+def drift(decision: Literal["none", "watch", "retrain"] = "retrain", *reasons: str) -> DriftReport:
+    cause: Any = "drift" if decision == "retrain" else None
+    return DriftReport(
+        decision=decision,
+        cause=cause,
+        reasons=reasons or ("a reason",),
+        figures={},
+        incumbent=A,
+        states_commit="5" * 64,
+    )
+
+
+class Stages:
+    """Stand-ins for the stages, and the order in which they were called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
+        self.called: list[str] = []
+        self.answers: dict[str, Any] = {
+            "harvest_spool": None,
+            "pin_snapshot": SNAPSHOT,
+            "detect_drift": drift(),
+            "look_in_pool": None,
+            "weigh_cost": drift("retrain", "a reason", "cost: off"),
+            "request_training": "candidate-trained",
+        } | answers
+        self.promoted: dict[str, Promotion | None] = {"candidate-trained": PROMOTED}
+        for name in self.answers:
+            monkeypatch.setattr(module, name, self._stage(name))
+        monkeypatch.setattr(module, "promote", self._promote)
+
+    def _stage(self, name: str) -> Any:
+        def called(*_: object) -> Any:
+            self.called.append(name)
+            return self.answers[name]
+
+        return called
+
+    def _promote(self, branch: str, _commit: str) -> tuple[Verdict, Promotion | None]:
+        self.called.append(f"promote {branch}")
+        promotion = self.promoted.get(branch)
+        return verdict_on(B, A, "promote" if promotion else "reject"), promotion
+
+
+LOOKED = ["harvest_spool", "pin_snapshot", "detect_drift"]
+
+
+def test_a_retrain_asks_the_pool_then_what_it_costs_then_trains_and_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = Stages(monkeypatch)
+    result = module.adapt.fn()
+    wanted = ["look_in_pool", "weigh_cost", "request_training", "promote candidate-trained"]
+    assert stages.called == LOOKED + wanted
+    assert (result.candidate_branch, result.promotion) == ("candidate-trained", PROMOTED)
+    assert result.drift.reasons[-1] == "cost: off"
+
+
+@pytest.mark.parametrize("decision", ["none", "watch"])
+def test_without_a_retrain_nothing_else_is_asked(monkeypatch: pytest.MonkeyPatch, decision: Any) -> None:
+    stages = Stages(monkeypatch, detect_drift=drift(decision))
+    result = module.adapt.fn()
+    assert stages.called == LOOKED
+    assert (result.candidate_branch, result.verdict) == (None, None)
+
+
+def test_a_draft_of_the_pool_that_is_promoted_spares_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = Stages(monkeypatch, look_in_pool="candidate-pool")
+    stages.promoted["candidate-pool"] = PROMOTED
+    result = module.adapt.fn()
+    assert stages.called == [*LOOKED, "look_in_pool", "promote candidate-pool"]
+    assert (result.candidate_branch, result.promotion) == ("candidate-pool", PROMOTED)
+
+
+def test_a_draft_of_the_pool_that_the_gate_refuses_does_not_stop_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = Stages(monkeypatch, look_in_pool="candidate-pool")
+    result = module.adapt.fn()
+    judged = ["promote candidate-pool", "weigh_cost", "request_training", "promote candidate-trained"]
+    assert stages.called == [*LOOKED, "look_in_pool", *judged]
+    assert result.candidate_branch == "candidate-trained"
+
+
+def test_a_retrain_that_does_not_pay_ends_the_cycle_as_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = Stages(monkeypatch, weigh_cost=drift("watch", "cost: does not pay"), look_in_pool="candidate-pool")
+    result = module.adapt.fn()
+    assert stages.called == [*LOOKED, "look_in_pool", "promote candidate-pool", "weigh_cost"]
+    assert (result.drift.decision, result.promotion) == ("watch", None)
+    assert result.verdict is not None, "what the gate said of the pool's draft is not lost"
+    assert result.candidate_branch == "candidate-pool"
+
+
+@pytest.mark.parametrize("decision", ["none", "watch", "retrain"])
+def test_force_trains_and_asks_neither_the_pool_nor_the_cost(monkeypatch: pytest.MonkeyPatch, decision: Any) -> None:
+    stages = Stages(monkeypatch, detect_drift=drift(decision))
+    module.adapt.fn(force=True)
+    assert stages.called == [*LOOKED, "request_training", "promote candidate-trained"]
