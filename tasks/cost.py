@@ -8,6 +8,7 @@ from prefect import get_run_logger
 
 from tasks.serve import serving_steps
 from tasks.stage import cache_folder, stage
+from tasks.throughput import load_of, profile_for
 from tide import cost, ledger, requests, snapshots, wiring
 from tide.domain import DriftReport, PoolChoice, Snapshot, Verdict
 from tide.serving_file import read_promotion, read_serving
@@ -18,13 +19,16 @@ def weigh_cost(snapshot: Snapshot, report: DriftReport) -> DriftReport:
     """The report with the cost rule's word on it, which the ledger gets with its figures; off without a cost."""
     config = wiring.settings()
     policy, store, drafts = config.policy().cost, wiring.store(config), config.drafts_repository
-    traffic = _traffic(snapshot) if policy.on else None
+    traffic, steps = _traffic(snapshot) if policy.on else None, serving_steps()
+    profile = profile_for(snapshot.target, steps=steps) if policy.on else None
     decision = cost.decide(
         report,
         policy,
         traffic,
         _past(traffic.proposed_per_step) if traffic else cost.History(),
-        steps=serving_steps(),
+        steps=steps,
+        profile=profile,
+        concurrency=load_of(snapshot).concurrency if profile else None,
     )
     ledger.append(store, drafts, "cost", decision)
     get_run_logger().info("cost: %s", "; ".join(decision.reasons))

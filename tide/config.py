@@ -66,7 +66,7 @@ class DriftPolicy(_Finite):
     script_js_threshold: float = Field(default=0.2, gt=0, le=1)
     """The same for the mix of scripts."""
     pooled_mmd_threshold: float = Field(default=0.15, gt=0, le=1)
-    """Square root of MMD^2 of pooled states that counts as moved inputs; another workload in 3 of 10 requests is .15."""
+    """Square root of MMD^2 of pooled states that counts as moved; another workload in 3 of 10 requests is .15."""
     absent_threshold: float = Field(default=0.1, gt=0, le=1)
     """Rise of the share of requests without counters, token histogram or pooled state that is worth a look."""
     engine_requests: int = Field(default=8, ge=1)
@@ -89,7 +89,7 @@ class CostPolicy(_Finite):
     recovery: float = Field(default=0.7, gt=0, le=1)
     """Share of the lost acceptance that a retrain brings back, before there is history of our own."""
     added: float = Field(default=0.05, ge=0)
-    """Acceptance length that a retrain adds beyond what was lost, before there is history of our own: by more tokens, or
+    """Acceptance length that a retrain adds beyond what was lost, before there is history: by more tokens, or
     by inputs that the incumbent was not trained on."""
     prior_weight: float = Field(default=3.0, gt=0)
     """Retrains of history that weigh as much as the two figures above."""
