@@ -102,8 +102,10 @@ def test_prompts_are_read_by_workload_with_the_corpus_ids(tmp_path: Path) -> Non
     assert found == {"chat": [Prompt("chat", "r1", CHAT)], "code": [Prompt("code", "", CHAT)]}
 
 
-@pytest.mark.parametrize("option", [["--concurrency", "1:4,4:8"], []])
-def test_the_command_line_gives_numbers(option: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("option", "expected"), [(["--concurrency", "1:4,8:9"], {1: 4, 8: 9}), ([], {1: 3, 4: 12})])
+def test_the_command_line_gives_numbers(
+    option: list[str], expected: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.argv", ["speed", "--draft", "a=/x", "--steps", "1,3", *option])
     args = speed.parse()
-    assert (args.steps, args.concurrency) == ((1, 3), {1: 4, 4: 8})
+    assert (args.steps, args.concurrency) == ((1, 3), expected)
