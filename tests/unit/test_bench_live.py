@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.bench.decisions import corpus, live
+from tests.bench.decisions import corpus, live, speedup
 from tide.domain import EngineProfile, ProfilePoint
 
 POINT = ProfilePoint(concurrency=1, plain_step_s=0.05, verify_step_s=0.06, draft_step_s=0.004)
@@ -102,13 +102,13 @@ def test_a_pair_ordered_otherwise_is_counted_and_shown_and_a_close_one_too(write
 def test_the_error_of_a_difference_is_that_of_its_conversations() -> None:
     rng = np.random.default_rng(0)
 
-    def scores(steps: Any) -> live.Scores:
+    def scores(steps: Any) -> corpus.Scores:
         n = len(steps)
         name = np.array([str(i) for i in range(n)])
         filled = np.full(n, 40)
-        return live.Scores(name, name, name, name, filled, filled, steps, 3 * steps, filled - steps)
+        return corpus.Scores(name, name, name, name, filled, filled, steps, 3 * steps, filled - steps)
 
-    drawn = [[live.pooled(scores(rng.integers(15, 36, 200))) for _ in range(2)] for _ in range(400)]
+    drawn = [[speedup.pooled(scores(rng.integers(15, 36, 200))) for _ in range(2)] for _ in range(400)]
     spread = float(np.std([a - b for a, b in drawn]))
     predicted = live.difference_error(scores(rng.integers(15, 36, 200)), scores(rng.integers(15, 36, 200)))
     assert predicted == pytest.approx(spread, rel=0.15)
@@ -146,5 +146,5 @@ def test_a_draft_never_walked_and_other_steps_do_not_count_as_offline_prediction
 
 @pytest.mark.parametrize(("length", "expected"), [(1.0, 1.0), (1.875, 1.5), (4.0, 2.0)])
 def test_a_length_at_three_steps_says_that_at_one(length: float, expected: float) -> None:
-    assert live.at_steps(length, 3, 1) == pytest.approx(expected, abs=1e-6)
-    assert live.at_steps(length, 3, 3) == length
+    assert speedup.at_steps(length, 3, 1) == pytest.approx(expected, abs=1e-6)
+    assert speedup.at_steps(length, 3, 3) == length

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.bench.decisions import speed
-from tests.bench.decisions.speed import Arm, Pass, Prompt
+from tests.bench.decisions import speed_loop as loop
+from tests.bench.decisions.speed_loop import Arm, Pass, Prompt
 from tests.fakes.fake_engine import FakeEngine
 from tide.engine.base import Generation
 
@@ -28,12 +29,12 @@ def prompts(count: int) -> list[Prompt]:
 
 
 def test_the_first_request_of_each_place_is_cut_short_at_another_length() -> None:
-    done = speed.serve(arm(FakeEngine(steps=3)), prompts(6), concurrency=4, tokens=48)
+    done = loop.serve(arm(FakeEngine(steps=3)), prompts(6), concurrency=4, tokens=48)
     assert [a.completion_tokens for a in done.answers] == [12, 24, 36, 48, 48, 48]
 
 
 def test_at_concurrency_one_nothing_is_cut() -> None:
-    done = speed.serve(arm(FakeEngine(steps=3)), prompts(2), concurrency=1, tokens=48)
+    done = loop.serve(arm(FakeEngine(steps=3)), prompts(2), concurrency=1, tokens=48)
     assert [a.completion_tokens for a in done.answers] == [48, 48]
 
 
@@ -47,7 +48,7 @@ def test_an_arm_brings_its_draft_into_serving_and_empties_the_cache() -> None:
 
 def test_every_draft_serves_at_the_last_steps_and_the_first_at_the_others() -> None:
     engines: dict[int, Any] = {1: FakeEngine("one", steps=1), 3: FakeEngine("three", steps=3)}
-    found = speed.arms_of(FakeEngine(steps=0), engines, {"a": OLD, "b": NEW})  # type: ignore[arg-type]
+    found = loop.arms_of(FakeEngine(steps=0), engines, {"a": OLD, "b": NEW})  # type: ignore[arg-type]
     assert [(a.name, a.digest) for a in found] == [("plain", ""), ("a/3", OLD), ("b/3", NEW), ("a/1", OLD)]
     assert [a.engine.name for a in found[1:]] == ["three", "three", "one"]
 
@@ -68,7 +69,7 @@ def made(started: Sequence[float], finished: Sequence[float], tokens: int, steps
 def test_a_condition_has_medians_of_rates_and_of_ratios_and_the_load_that_it_was() -> None:
     plain = [made([0, 0], [4, 4], 40, None), made([20, 20], [28, 28], 40, None)]
     ours = [made([10, 10], [12, 12], 40, 20), made([40, 42], [42, 44], 40, 20)]
-    row = speed.condition(arm(FakeEngine(), draft="a", digest=NEW, steps=3), "chat", 2, plain, ours)
+    row = loop.condition(arm(FakeEngine(), draft="a", digest=NEW, steps=3), "chat", 2, plain, ours)
     assert (row["plain_tok_s"], row["spec_tok_s"]) == (15.0, 30.0)
     assert row["speedup_repeats"] == [2.0, 2.0]
     assert (row["acceptance_length"], row["prompt_tokens"], row["output_tokens"]) == (2.0, 20.0, 40.0)
@@ -79,7 +80,7 @@ def test_all_conditions_come_with_their_requests_and_arms_take_turns() -> None:
     plain, three = FakeEngine("p", steps=0), FakeEngine("s", steps=3)
     args = argparse.Namespace(concurrency={1: 2, 2: 4}, repeats=2, tokens=8)
     own = {"chat": prompts(3), "code": [Prompt("code", "", CHAT)]}
-    rows = list(speed.conditions([arm(plain), arm(three, draft="a", digest=NEW, steps=3)], own, args))
+    rows = list(loop.conditions([arm(plain), arm(three, draft="a", digest=NEW, steps=3)], own, args))
     assert [(r["workload"], r["concurrency"], r["answers"]) for r in rows] == [
         ("chat", 1, 4),
         ("chat", 2, 8),
@@ -98,12 +99,14 @@ def test_prompts_are_read_by_workload_with_the_corpus_ids(tmp_path: Path) -> Non
     ]
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    found = speed.read_prompts(path)
+    found = loop.read_prompts(path)
     assert found == {"chat": [Prompt("chat", "r1", CHAT)], "code": [Prompt("code", "", CHAT)]}
 
 
-@pytest.mark.parametrize("option", [["--concurrency", "1:4,4:8"], []])
-def test_the_command_line_gives_numbers(option: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("option", "expected"), [(["--concurrency", "1:4,8:9"], {1: 4, 8: 9}), ([], {1: 3, 4: 12})])
+def test_the_command_line_gives_numbers(
+    option: list[str], expected: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.argv", ["speed", "--draft", "a=/x", "--steps", "1,3", *option])
     args = speed.parse()
-    assert (args.steps, args.concurrency) == ((1, 3), {1: 4, 4: 8})
+    assert (args.steps, args.concurrency) == ((1, 3), expected)

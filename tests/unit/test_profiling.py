@@ -10,13 +10,16 @@ from pydantic import ValidationError
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
+from tests.support import simulated_engine
+from tests.support.simulated_engine import SimulatedEngine
 from tests.support.tiny import TARGET
 from tide import profiles, profiling
 from tide.domain import EngineProfile, ProfilePoint
 from tide.engine.base import Engine, Generation, Speculation
 from tide.errors import ContractMismatch, EvaluationError
-from tide.load import PROFILE_SLICE
+from tide.load import PROFILE_SLICE, concurrency_histogram
 from tide.step_times import Plan, at_once
+from tide.throughput import predict
 
 PLAN = Plan(concurrency=(1, 2, 8), repeats=3)
 DRAFTS = "svc-drafts"
@@ -256,3 +259,45 @@ def test_the_newest_profile_of_the_target_counts_and_only_for_its_steps() -> Non
 def test_a_profile_of_no_target_is_not_kept_where_nobody_would_find_it() -> None:
     with pytest.raises(EvaluationError, match="captures"):
         profiles.keep(MemoryStore(), DRAFTS, profile(target=None))
+
+
+def profiled(*steps: int) -> EngineProfile:
+    engines = [SimulatedEngine(f"steps-{g}", g, rate=0.5, seed=g) for g in steps]
+    plan = Plan(repeats=2)
+    return profiling.measure(SimulatedEngine("plain", 0), engines, plan, ask=simulated_engine.ask)
+
+
+def test_the_profile_of_an_engine_that_batches_is_its_real_costs() -> None:
+    found = profiled(1, 3)
+    truth = SimulatedEngine
+    for point in found.points:
+        b = point.concurrency
+        plain = truth.base_s + b * truth.each_s
+        assert point.plain_step_s == pytest.approx(plain)
+        assert point.verify_step_s == pytest.approx(plain + truth.verify_s + b * truth.verify_each_s)
+        assert point.draft_step_s == pytest.approx(truth.draft_s + b * truth.draft_each_s)
+    assert found.prefill_request_s == pytest.approx(truth.prefill_s)
+    assert found.prefill_token_s == pytest.approx(truth.prefill_token_s)
+    assert found.draft_prefill_token_s == pytest.approx(truth.draft_prefill_token_s)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 8])
+@pytest.mark.parametrize("prompt", [20, 250])
+@pytest.mark.parametrize("rate", [0.2, 0.7])
+def test_a_predicted_speedup_is_that_of_an_engine_that_batches(concurrency: int, prompt: int, rate: float) -> None:
+    # Answers of different lengths, as a service has them: nobody keeps step with anybody.
+    lengths = [(prompt, 20 + 7 * i % 60) for i in range(200)]
+    plain = SimulatedEngine("plain", 0).closed_loop(lengths, concurrency)
+    ours = SimulatedEngine("three", 3, rate=rate, seed=1).closed_loop(lengths, concurrency)
+    measured = max(job.finished for job in plain) / max(job.finished for job in ours)
+    tokens = [job.made for job in ours]
+    predicted = predict(
+        profiled(1, 3),
+        sum(tokens) / sum(job.verify_steps for job in ours),
+        steps=3,
+        concurrency=concurrency_histogram([j.arrived for j in ours], [j.finished for j in ours], tokens),
+        prompt_tokens=prompt,
+        output_tokens=sum(tokens) / len(tokens),
+    )
+    print(f"{concurrency} at once, prompt {prompt}, rate {rate}: predicted {predicted:.3f}, measured {measured:.3f}")
+    assert predicted == pytest.approx(measured, rel=0.02)

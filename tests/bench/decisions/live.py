@@ -1,14 +1,13 @@
 """Does the offline score predict serving: ``python -m tests.bench.decisions.live`` prints its part of decisions.json.
 
 Acceptance lengths of the walk against SGLang's own counters on the very same requests, by draft and workload; whether
-both order the drafts alike; and the speedup predicted from the offline acceptance length and the engine's profile
-against the measured one (``speed.py`` collects both). Intervals are of the resampled conversations.
+both order the drafts alike; and the predicted against the measured speedup (``speedup.py``). Intervals are of the
+resampled conversations.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -20,9 +19,7 @@ from scipy import stats
 
 from tests.bench.decisions import corpus
 from tests.bench.decisions.corpus import Scores
-from tide.acceptance import expected_length
-from tide.domain import EngineProfile
-from tide.throughput import predict
+from tests.bench.decisions.speedup import draft_steps, pooled, speed_figures
 
 RESAMPLES = 2000
 
@@ -40,16 +37,6 @@ class Paired:
     def lengths(self) -> tuple[float, float]:
         """Pooled acceptance lengths, walk and live."""
         return pooled(self.walk), pooled(self.live)
-
-
-def pooled(scores: Scores) -> float:
-    """Acceptance length: tokens over verify steps, summed before dividing."""
-    return float(scores.tokens.sum() / scores.verify_steps.sum())
-
-
-def draft_steps(scores: Scores) -> int:
-    """Draft steps that rows were made at; a walk may cut the last proposals of an answer."""
-    return math.ceil(round(float(scores.proposed.sum() / scores.verify_steps.sum()), 6))
 
 
 def join(walk: Mapping[str, Scores], live: Mapping[str, Scores]) -> list[Paired]:
@@ -162,60 +149,6 @@ def wilson(successes: int, trials: int) -> list[float] | None:
     return [float(found.low), float(found.high)]
 
 
-def at_steps(length: float, measured: int, wanted: int) -> float:
-    """Acceptance length at another number of draft steps, from the per-token rate that explains the measured one."""
-    if measured == wanted:
-        return length
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if expected_length(middle, measured) < length else (low, middle)
-    return expected_length(low, wanted)
-
-
-def speed(walk: Mapping[str, Scores], rows: list[dict[str, Any]], profile: EngineProfile) -> list[dict[str, Any]]:
-    """Predicted and measured speedup of every condition."""
-    return [_predicted(row, walk.get(row["draft"]), profile) for row in rows]
-
-
-def _predicted(row: dict[str, Any], walk: Scores | None, profile: EngineProfile) -> dict[str, Any]:
-    own, of = _offline(row, walk)
-    steps = int(row.get("steps", 3))
-    measured = row.get("speedup", row["spec_tok_s"] / row["plain_tok_s"])
-    found: dict[str, Any] = {key: row[key] for key in ("draft", "workload", "concurrency")} | {"steps": steps}
-    found |= {"measured": measured, "live_length": row["acceptance_length"], "walked_requests": of}
-    lengths = {"from_live": float(row["acceptance_length"])}
-    if own is not None:
-        found |= {"walk_steps": draft_steps(own)}
-        lengths["predicted"] = found["offline_length"] = at_steps(pooled(own), draft_steps(own), steps)
-    load = {int(b): share for b, share in (row.get("histogram") or {row["concurrency"]: 1.0}).items()}
-    for name, length in lengths.items():
-        found[name] = predict(
-            profile,
-            length,
-            steps=steps,
-            concurrency=load,
-            prompt_tokens=row["prompt_tokens"],
-            output_tokens=row["output_tokens"],
-        )
-    if own is not None:
-        found["error"] = abs(found["predicted"] / measured - 1)
-    return found | {"error_from_live": abs(found["from_live"] / measured - 1)}
-
-
-def _offline(row: dict[str, Any], walk: Scores | None) -> tuple[Scores | None, str]:
-    """The walk of the very requests where the corpus has them, else of the workload; and which of both."""
-    if walk is None:
-        return None, "none"
-    workload = walk.take((walk.workload == row["workload"]) & (walk.verify_steps > 0))
-    place = {name: at for at, name in enumerate(workload.request.tolist())}
-    # A request that was served in two repeats counts twice, as it does in the measured rate.
-    same = [place[name] for name in row.get("requests", ()) if name in place]
-    if same:
-        return workload.take(np.array(same)), "same"
-    return (workload, "workload") if len(workload) else (None, "none")
-
-
 def measure(seed: int = 0) -> dict[str, Any]:
     """The figures under ``offline_live``; None where the data has nothing for it."""
     rng = np.random.default_rng(seed)
@@ -230,27 +163,7 @@ def measure(seed: int = 0) -> dict[str, Any]:
         "drafts_by_workload": parts,
         "workloads": sorted({p.workload for p in pairs}),
     }
-    return {"offline_live": figures | ranking(pairs) | _speed_figures(walk)}
-
-
-def _speed_figures(walk: Mapping[str, Scores]) -> dict[str, Any]:
-    files = [corpus.DATA / name for name in ("speed.json", "profile.json")]
-    if missing := [file.name for file in files if not file.exists()]:
-        return {"speedup_error": None, "speedup_missing": f"no {' and no '.join(missing)}: run speed.py"}
-    rows, profile = json.loads(files[0].read_text()), EngineProfile.model_validate_json(files[1].read_text())
-    found = speed(walk, rows, profile)
-    offline = [f for f in found if "error" in f]
-    same = [f["error"] for f in offline if f["steps"] == f["walk_steps"]]
-    other = [f["error"] for f in offline if f["steps"] != f["walk_steps"]]
-    return {
-        "speedup_error": max(same, default=None),
-        "speedup_error_median": float(np.median(same)) if same else None,
-        "speedup_error_from_live": max((f["error_from_live"] for f in found), default=None),
-        "speedup_error_other_steps": max(other, default=None),
-        "speedup_conditions": len(same),
-        "speedup": found,
-        "profile": profile.model_dump(mode="json", exclude={"target"}),
-    }
+    return {"offline_live": figures | ranking(pairs) | speed_figures(walk)}
 
 
 if __name__ == "__main__":
