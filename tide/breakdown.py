@@ -63,9 +63,7 @@ def _bucket(length: int) -> tuple[int, str]:
     return low, f"{low}-{high}" if high > low else str(low)
 
 
-def _grouped(
-    scores: Sequence[RequestScore], key: Callable[[RequestScore], tuple[int, str]]
-) -> tuple[Group, ...]:
+def _grouped(scores: Sequence[RequestScore], key: Callable[[RequestScore], tuple[int, str]]) -> tuple[Group, ...]:
     groups: dict[tuple[int, str], list[RequestScore]] = {}
     for score in scores:
         groups.setdefault(key(score), []).append(score)
