@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.anchors import leading, right_proposals
 from tests.support.states import AUX_LAYERS, PROMPTS, contract_of, make_shard, make_states, target_model
 from tests.support.tiny import DRAFT_VOCAB, HIDDEN, VOCAB, embedding_of, tiny_bundle, tiny_draft
 from tide.domain import Split
 from tide.draft_files import load_draft, write_draft
-from tide.evaluator.draft_module import Chain, Eagle3Draft
-from tide.evaluator.eagle3 import Eagle3Evaluator, right_proposals
+from tide.evaluator.draft_module import Eagle3Draft
+from tide.evaluator.drafting import Anchors, Beams
+from tide.evaluator.eagle3 import Eagle3Evaluator
 from tide.target_files import head_keys, load_tensor
 from tide.trainer.bundle import write_bundle
 from tide.trainer.initial import draft_config, initial_tensors
@@ -74,11 +76,11 @@ def specforge_logits(
 
 def our_logits(folder: Path, embedding: torch.Tensor, aux: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     draft = Eagle3Draft(load_draft(folder), embedding)
-    chain, found = Chain(draft, draft.prefix(aux, ids), torch.arange(len(ids))), []
+    beams, found = Beams(draft, [Anchors(draft.prefix(aux, ids), torch.arange(len(ids)))]), []
     for depth in range(STEPS):
         if depth:
-            chain.advance(chain.proposals())
-        found.append(chain.logits())
+            beams.advance(draft.target_ids[beams.best()][:, None])
+        found.append(beams.logits()[:, 0])
     return torch.stack(found)
 
 
@@ -116,17 +118,13 @@ def test_right_proposals_on_real_states_are_those_of_specforge(specforge: Any, r
             logits = specforge_logits(specforge, folder, embedding, states.aux_hidden[:-1], ids[1:-1])
             first = states.prompt_len - 1
             expected = [
-                leading(files.target_ids[logits[:, i].argmax(-1)], ids[i + 2 :]) for i in range(first, len(ids) - 2)
+                leading(files.target_ids[logits[:, i].argmax(-1)].tolist(), ids[i + 2 :].tolist())
+                for i in range(first, len(ids) - 2)
             ]
             found = right_proposals(Eagle3Draft(files, embedding), states, STEPS)
-            assert found.tolist() == expected
+            assert found == expected
             total += sum(expected)
     assert total > 0, "the draft is never right: the comparison shows nothing"
-
-
-def leading(proposed: torch.Tensor, wanted: torch.Tensor) -> int:
-    right = [a == b for a, b in zip(proposed.tolist(), wanted.tolist(), strict=False)]
-    return ([*right, False]).index(False)
 
 
 def test_a_real_shard_is_walked_whole(real: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.sglang_server import SglangServer
 from tests.support.states import AUX_LAYERS, PROMPTS
-from tide.acceptance import walk
 from tide.domain import ShardRequest
 from tide.draft_files import load_draft, write_draft
-from tide.evaluator.draft_module import Chain, Eagle3Draft
-from tide.evaluator.eagle3 import right_proposals
+from tide.evaluator.draft_module import Eagle3Draft
+from tide.evaluator.drafting import Anchors, Beams
+from tide.evaluator.eagle3 import score_request
 from tide.shards import RequestStates
 
 pytestmark = pytest.mark.timeout(1500)
@@ -60,7 +60,7 @@ def fitted(folder: Path, parent: Path, states: Sequence[RequestStates], embeddin
         ids = [*item.input_ids.tolist(), item.last_token]
         anchors = [i for i in range(item.prompt_len - 1, len(ids) - 2) if ids[i + 2] in place]
         prefix = draft.prefix(item.aux_hidden[:-1].clone(), torch.tensor(ids[1:-1]))
-        logits = Chain(draft, prefix, torch.tensor(anchors)).logits()
+        logits = Beams(draft, [Anchors(prefix, torch.tensor(anchors))]).logits()[:, 0]
         optimiser.zero_grad()
         F.cross_entropy(logits, torch.tensor([place[ids[i + 2]] for i in anchors])).backward()
         optimiser.step()
@@ -80,7 +80,7 @@ def test_the_walk_agrees_with_what_sglang_counts(target_model: Path, random_draf
     for item, answer in zip(states, live, strict=True):
         if answer["output_ids"] == [*item.input_ids.tolist(), item.last_token][item.prompt_len :]:
             with torch.inference_mode():
-                offline.append(walk(right_proposals(module, item, STEPS)))
+                offline.append(score_request(module, item, STEPS))
             served.append(answer["meta_info"])
     assert len(served) >= REQUESTS - 2, "SGLang and transformers answer differently: nothing to compare"
     predicted = sum(w.tokens for w in offline) / sum(w.verify_steps for w in offline)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from tide.evaluator.draft_module import Eagle3Draft
-from tide.evaluator.drafting import Beams
+from tide.evaluator.drafting import Anchors, Beams
 from tide.shards import RequestStates
 
 
@@ -21,7 +21,7 @@ def right_proposals(draft: Eagle3Draft, states: RequestStates, steps: int) -> li
     if not anchors:
         return []
     prefix = draft.prefix(states.aux_hidden[:-1], torch.tensor(ids[1:-1]))
-    beams, chains = Beams(draft, [prefix] * len(anchors), anchors), []
+    beams, chains = Beams(draft, [Anchors(prefix, torch.tensor(anchors))]), []
     for depth in range(steps):
         chains.append(draft.target_ids[beams.logits()[:, 0].argmax(-1)])
         if depth + 1 < steps:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -11,16 +12,20 @@ from tests.support.reports import INCUMBENT, report, score
 from tide.acceptance import (
     MAX_CLUSTERS,
     PairedDifference,
+    Replay,
+    Walk,
     baseline_without_draft,
     expected_length,
     paired_difference,
-    walk,
 )
 
 
-def as_array(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Leading right proposals, cut to the tokens that are left."""
-    return np.array([min(v, len(values) - i) for i, v in enumerate(values)], dtype=np.int64)
+def walk(values: list[int], depth: int = 5) -> Walk:
+    """A request whose anchors have these leading right proposals, cut to the tokens that are left."""
+    replay = Replay(len(values) + 1, depth)
+    while replay.left:
+        replay.step(min(values[replay.position], replay.left, depth))
+    return replay.counted()
 
 
 def compare(sums: object, names: object = None, **changes: float) -> PairedDifference:
@@ -45,13 +50,13 @@ def compare(sums: object, names: object = None, **changes: float) -> PairedDiffe
 def test_a_walk_jumps_over_what_was_accepted_and_the_bonus_token(
     correct: list[int], expected: tuple[int, int, int]
 ) -> None:
-    found = walk(as_array(correct))
+    found = walk(correct)
     assert (found.tokens, found.verify_steps, found.accepted) == expected
 
 
 @given(st.lists(st.integers(0, 5), max_size=60))
 def test_a_walk_covers_every_token_once(correct: list[int]) -> None:
-    found = walk(as_array(correct))
+    found = walk(correct)
     assert found.tokens == len(correct) + 1
     # Each step gives its accepted tokens and a bonus one; only behind the answer's end is the bonus not emitted.
     assert found.tokens - 1 <= found.verify_steps + found.accepted <= found.tokens
@@ -59,8 +64,77 @@ def test_a_walk_covers_every_token_once(correct: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
 def test_a_draft_that_is_right_nowhere_takes_a_step_for_each_token(correct: list[int]) -> None:
-    assert walk(as_array([0] * len(correct))).verify_steps == len(correct)
-    assert walk(as_array(correct)).verify_steps <= len(correct)
+    assert walk([0] * len(correct)).verify_steps == len(correct)
+    assert walk(correct).verify_steps <= len(correct)
+
+
+def test_depths_count_the_steps_that_came_so_far() -> None:
+    assert walk([3, 0, 0, 0, 1, 0, 0], depth=3).accepted_at == (2, 1, 1)
+
+
+def test_chances_of_one_and_nought_give_what_was_counted() -> None:
+    counted, expected = Replay(9, 3), Replay(9, 3)
+    for right in (2, 0, 3, 0):
+        counted.step(right)
+        expected.step(right, [1.0] * right + [0.0] * (3 - right))
+    assert expected.expected() == counted.counted()
+
+
+def test_an_answer_of_one_token_has_no_verify_step_to_expect_anything_of() -> None:
+    assert Replay(1, 3).expected() == Walk(1, 0, (0.0, 0.0, 0.0))
+
+
+VOCABULARY, DEPTH, ANSWER = 5, 3, 40
+CHAIN = np.random.default_rng(11).dirichlet(np.full(VOCABULARY, 0.5), VOCABULARY)
+"""[token, next token] what the toy target draws from."""
+GUESS = np.array([CHAIN[0].argsort()[-2], *CHAIN[1:].argmax(axis=1)])
+"""[token] what the toy draft proposes behind it; for one token only the second best."""
+
+
+def logged_request(rng: np.random.Generator) -> Replay:
+    """An answer drawn from the target alone, replayed with the draft."""
+    tokens = [0]
+    for _ in range(ANSWER - 1):
+        tokens.append(int(rng.choice(VOCABULARY, p=CHAIN[tokens[-1]])))
+    replay = Replay(ANSWER, DEPTH)
+    while replay.left:
+        at, chances, right = tokens[replay.position], [], 0
+        for depth in range(min(DEPTH, replay.left)):
+            chances.append(float(CHAIN[at, GUESS[at]]))
+            if GUESS[at] != tokens[replay.position + 1 + depth]:
+                break
+            at, right = int(GUESS[at]), right + 1
+        replay.step(right, chances)
+    return replay
+
+
+def verified_request(rng: np.random.Generator) -> int:
+    """Verify steps of an answer served with the draft: a coin for each proposal, a residual draw where it fails."""
+    emitted, at, steps = 1, 0, 0
+    while emitted < ANSWER:
+        steps += 1
+        for depth in range(DEPTH + 1):
+            chances = CHAIN[at].copy()
+            if depth < DEPTH and rng.random() < chances[GUESS[at]]:
+                at, emitted = int(GUESS[at]), emitted + 1
+                continue
+            if depth < DEPTH:
+                chances[GUESS[at]] = 0.0
+            at, emitted = int(rng.choice(VOCABULARY, p=chances / chances.sum())), emitted + 1
+            break
+    return steps
+
+
+def test_expected_steps_are_those_of_simulated_verification_with_less_variance() -> None:
+    rng = np.random.default_rng(12)
+    replays = [logged_request(rng) for _ in range(1500)]
+    expected = np.array([r.expected().verify_steps for r in replays])
+    counted = np.array([r.counted().verify_steps for r in replays])
+    simulated = np.array([verified_request(rng) for _ in range(1500)])
+    error = math.sqrt((expected.var() + simulated.var()) / 1500)
+    assert abs(expected.mean() - simulated.mean()) < 3 * error
+    assert error < 0.01 * simulated.mean(), "the comparison shows nothing"
+    assert expected.var() < 0.8 * counted.var()
 
 
 def test_without_a_draft_every_token_but_the_first_takes_a_step() -> None:

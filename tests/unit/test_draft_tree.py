@@ -33,6 +33,9 @@ class Logits:
         generator = torch.Generator().manual_seed(self.seed + len(self.given))
         return torch.randn((self.requests, beams, VOCAB), generator=generator) * 2
 
+    def best(self) -> torch.Tensor:
+        return self.logits()[:, 0].argmax(-1)
+
     def advance(self, ids: torch.Tensor, parents: torch.Tensor | None = None) -> None:
         assert parents is not None
         self.given.append((ids, parents))

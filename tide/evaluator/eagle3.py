@@ -80,7 +80,7 @@ class Eagle3Evaluator(Evaluator):
             topk=topk,
             draft_tokens=shape.draft_tokens if topk > 1 else None,
             sampling=regime_of({sampling for _, sampling in scored}, temperature),
-            scores=tuple(sorted((score for score, _ in scored), key=lambda score: score.request)),
+            scores=tuple(score for score, _ in scored),
         )
 
 

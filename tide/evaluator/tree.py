@@ -27,6 +27,9 @@ class Source(Protocol):
     def logits(self) -> torch.Tensor:
         """[a, beams, DV]."""
 
+    def best(self) -> torch.Tensor:
+        """[a] draft id that the first beam finds likeliest."""
+
     def keep(self, alive: torch.Tensor) -> None:
         """Go on with some anchors only."""
 
@@ -127,7 +130,7 @@ def draft_chain(source: Source, target_ids: torch.Tensor, shape: TreeShape, want
     """
     tokens, rows = torch.full_like(wanted, -1), torch.arange(len(wanted))
     for depth in range(shape.steps):
-        ids = target_ids[source.logits()[:, 0].argmax(-1)]
+        ids = target_ids[source.best()]
         tokens[rows, depth] = ids
         if depth + 1 == shape.steps:
             break

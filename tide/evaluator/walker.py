@@ -1,7 +1,7 @@
-"""Many requests walked at once: in every round each takes its next verify step, so that their drafting is one batch.
+"""Many requests walked at once, so that their drafting is one batch.
 
-Owns which requests are open together, and the memory that takes. Knows nothing of shards, splits or reports; what a
-verify step does to a walk is in ``acceptance``, what it looks at in ``tree``.
+Owns which requests are open together and which of their anchors are drafted. Knows nothing of shards, splits or
+reports; what a verify step does to a walk is in ``acceptance``, what it looks at in ``tree``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ import torch
 from tide.acceptance import Replay, Walk
 from tide.domain import ShardRequest
 from tide.evaluator.draft_module import Eagle3Draft, Prefix
-from tide.evaluator.drafting import Beams
+from tide.evaluator.drafting import Anchors, Beams
 from tide.evaluator.target import SampledTarget
 from tide.evaluator.tree import Tree, TreeShape, draft_chain, draft_tree, follow
 from tide.shards import RequestStates
 
-MAX_REQUESTS = 256
-"""Requests open at once; more make the matrix products no faster."""
-MAX_ROWS = 65_536
-"""Rows held at once: the next request waits, one alone may be longer."""
-MAX_SCORES = 8_000_000
-"""Attention scores held at once (float32), padding included."""
+MAX_ROWS = 8192
+"""Rows held at once, one request more at most: their keys, values and hidden states."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +32,33 @@ class OpenRequest:
     ids: list[int]
     """[rows + 1] the token behind the last row included."""
     first: int
-    """Row that predicted the first generated token."""
+    """Row that predicted the first generated token: the anchor while that is the newest known one."""
     prefix: Prefix
     last_hidden: torch.Tensor
     """[rows, H]; no row at temperature 0."""
     replay: Replay
 
-    @property
-    def anchor(self) -> int:
-        """Row that is drafted from next: the one before the newest known token."""
-        return self.first + self.replay.position
-
-    def wanted(self, steps: int) -> list[int]:
-        """[steps] the tokens behind the newest known one; -1 where none is known."""
-        known = self.ids[self.anchor + 2 : self.anchor + 2 + steps]
+    def wanted(self, position: int, steps: int) -> list[int]:
+        """[steps] the tokens behind generated token ``position``; -1 where none is known."""
+        start = self.first + position + 2
+        known = self.ids[start : start + steps]
         return known + [-1] * (steps - len(known))
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A verify step: of a request, at a generated token, and its row in the drafted batch."""
+
+    request: OpenRequest
+    position: int
+    row: int
 
 
 class Walker:
     """Walks requests with one draft.
+
+    A chain is drafted at every anchor of a request at once, as its steps cost little and mostly end with the first; a
+    tree only where the walk comes by, one verify step of every open request after the other.
 
     Args:
         draft: the module.
@@ -66,19 +70,14 @@ class Walker:
         self._draft, self._shape, self._target = draft, shape, target
 
     def walk(self, requests: Iterable[RequestStates]) -> Iterator[tuple[OpenRequest, Walk]]:
-        """Every request and its walk, in the order in which they end."""
-        waiting = map(self._open, requests)
-        following, active = next(waiting, None), []
-        while active or following is not None:
-            while following is not None and self._fits(active, following):
-                active.append(following)
-                following = next(waiting, None)
-            done = [request for request in active if not request.replay.left]
-            active = [request for request in active if request.replay.left]
-            for request in done:
-                yield request, request.replay.expected() if self._target else request.replay.counted()
-            if active:
-                self._round(active)
+        """Every request and its walk, in order."""
+        batch: list[OpenRequest] = []
+        for states in requests:
+            batch.append(self._open(states))
+            if sum(len(request.ids) for request in batch) >= MAX_ROWS:
+                yield from self._walked(batch)
+                batch = []
+        yield from self._walked(batch)
 
     def _open(self, states: RequestStates) -> OpenRequest:
         ids = [*states.input_ids.tolist(), states.last_token]
@@ -94,39 +93,61 @@ class Walker:
             replay=Replay(max(states.rows - first, 1), self._shape.steps),
         )
 
-    def _fits(self, active: Sequence[OpenRequest], other: OpenRequest) -> bool:
-        rows = [len(request.ids) for request in (*active, other)]
-        scores = len(rows) * max(rows) * self._draft.contract.num_attention_heads * self._shape.topk
-        return not active or (len(rows) <= MAX_REQUESTS and sum(rows) <= MAX_ROWS and scores <= MAX_SCORES)
+    def _walked(self, batch: Sequence[OpenRequest]) -> Iterator[tuple[OpenRequest, Walk]]:
+        while active := [request for request in batch if request.replay.left]:
+            self._round(active)
+        for request in batch:
+            yield request, request.replay.expected() if self._target else request.replay.counted()
 
     def _round(self, active: Sequence[OpenRequest]) -> None:
-        """One verify step of each."""
-        wanted = torch.tensor([request.wanted(self._shape.steps) for request in active])
-        beams = Beams(self._draft, [r.prefix for r in active], [r.anchor for r in active])
-        if self._shape.topk == 1:
-            tree = draft_chain(beams, self._draft.target_ids, self._shape, wanted)
-        else:
-            tree = draft_tree(beams, self._draft.target_ids, self._shape)
+        """All verify steps that one batch of drafting settles."""
+        chains = self._shape.topk == 1
+        places = [range(r.replay.position, r.replay.position + (r.replay.left if chains else 1)) for r in active]
+        each = list(zip(active, places, strict=True))
+        wanted = torch.tensor([r.wanted(position, self._shape.steps) for r, span in each for position in span])
+        beams = Beams(self._draft, [Anchors(r.prefix, torch.tensor(span) + r.first) for r, span in each])
+        tree = (
+            draft_chain(beams, self._draft.target_ids, self._shape, wanted)
+            if chains
+            else draft_tree(beams, self._draft.target_ids, self._shape)
+        )
         accepted, offered = follow(tree, self._shape, wanted)
-        expected = self._expected(active, tree, offered, wanted)
-        for request, right, shares in zip(active, accepted.tolist(), expected, strict=True):
-            request.replay.step(right, shares)
+        right = accepted.tolist()
+        visits = _visits(each, right)
+        for visit, shares in zip(visits, self._chances(visits, tree, offered, wanted), strict=True):
+            visit.request.replay.step(right[visit.row], shares)
 
-    def _expected(
-        self, active: Sequence[OpenRequest], tree: Tree, offered: torch.Tensor, wanted: torch.Tensor
+    def _chances(
+        self, visits: Sequence[Visit], tree: Tree, offered: torch.Tensor, wanted: torch.Tensor
     ) -> list[list[float]]:
-        """[a, steps] chance that verification accepts a proposal at each depth of the path; empty when it is greedy."""
+        """[visits, steps] chance that verification accepts a proposal, by depth; empty ones when it is greedy."""
         if self._target is None:
-            return [[] for _ in active]
-        found = torch.zeros(wanted.shape)
+            return [[] for _ in visits]
+        rows = torch.tensor([visit.row for visit in visits])
+        found = torch.zeros((len(visits), self._shape.steps))
         for depth in range(self._shape.steps):
             block = self._shape.block(depth)
-            open_here = offered[:, block] & (wanted[:, depth] >= 0)[:, None]
-            rows = open_here.any(-1).nonzero().flatten()
-            if len(rows):
-                hidden = [active[row].last_hidden[active[row].anchor + 1 + depth] for row in rows.tolist()]
-                found[rows, depth] = self._target.chances(
-                    torch.stack(hidden), tree.tokens[rows, block], open_here[rows]
-                )
+            here = offered[rows, block] & (wanted[rows, depth] >= 0)[:, None]
+            some = here.any(-1).nonzero().flatten()
+            if len(some):
+                hidden = torch.stack([_hidden(visits[index], depth) for index in some.tolist()])
+                found[some, depth] = self._target.chances(hidden, tree.tokens[rows[some], block], here[some])
         shares: list[list[float]] = found.tolist()
         return shares
+
+
+def _visits(each: Sequence[tuple[OpenRequest, range]], right: Sequence[int]) -> list[Visit]:
+    """Where each request's walk comes by, of the places that were drafted."""
+    found, start = [], 0
+    for request, span in each:
+        place = 0
+        while place < len(span):
+            found.append(Visit(request, span[place], start + place))
+            place += right[start + place] + 1
+        start += len(span)
+    return found
+
+
+def _hidden(visit: Visit, depth: int) -> torch.Tensor:
+    """[H] the logged state that the token at this depth was drawn from."""
+    return visit.request.last_hidden[visit.request.first + visit.position + 1 + depth]
