@@ -89,9 +89,10 @@ def test_a_first_draft_is_judged_against_no_draft(store: MemoryStore) -> None:
     assert not [i for i in store.list(DRAFTS, BRANCH) if i.path.endswith("incumbent.json")]
 
 
-def test_without_a_gate_generation_there_is_one_attempt(store: MemoryStore) -> None:
+def test_verdicts_outside_the_services_gate_are_no_attempts_of_a_family(store: MemoryStore) -> None:
     ours, theirs = paired_reports({"chat": 0.06}, 40)
-    assert [decide(ours, theirs, None).attempt for _ in range(2)] == [1, 1]
+    outside, first = decide(ours, theirs, None), decide(ours, theirs)
+    assert (outside.attempt, outside.family, first.attempt) == (1, "", 1)
 
 
 def test_the_gates_shards_are_those_of_the_generation(

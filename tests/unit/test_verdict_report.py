@@ -1,4 +1,4 @@
-"""The verdict that a person reads: one sentence first, the figures behind it, and nothing that a request could inject."""
+"""The verdict that a person reads: one sentence first, the figures behind it, and nothing a request could inject."""
 
 from __future__ import annotations
 
