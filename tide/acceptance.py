@@ -199,12 +199,13 @@ def _differences(means: Floats, clusters: Floats) -> tuple[Floats, Floats]:
 
 def _resample(clusters: Floats, difference: float, count: int, seed: int) -> Floats:
     """[count] sorted (estimate* - estimate) / error* of resampled clusters."""
-    groups, moments, parts = len(clusters), _moments(clusters), []
+    groups, parts = len(clusters), []
+    moments = np.concatenate([np.ones((groups, 1)), _moments(clusters)], axis=1)  # the first adds up the weights
     for block in range(math.ceil(count / _BLOCK)):
         weights = _weights(seed, block, 1 << (groups - 1).bit_length())[: count - block * _BLOCK, :groups]
-        totals = weights.sum(axis=1)
-        weights, totals = weights[totals > 0], totals[totals > 0]  # of two conversations one resample in seven is empty
-        estimates, errors = _differences(weights @ moments / totals[:, None], totals)
+        sums = weights @ moments
+        sums = sums[sums[:, 0] > 0]  # of two conversations one resample in seven is empty
+        estimates, errors = _differences(sums[:, 1:] / sums[:, :1], sums[:, 0])
         offsets = estimates - difference
         offsets[np.abs(offsets) < _ROUNDING] = 0.0
         with np.errstate(divide="ignore", invalid="ignore"):

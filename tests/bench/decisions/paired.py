@@ -1,4 +1,4 @@
-"""Paired results of two real drafts, and what trials make of them: samples of conversations, nulls, true gains.
+"""Paired results of real drafts, and what trials make of them: samples of conversations, nulls, true gains.
 
 Owns the resampling. A made candidate or incumbent is always a choice, conversation by conversation, between results
 that real drafts had on that very conversation, so that the difference and its spread are real ones.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -15,20 +16,19 @@ import numpy.typing as npt
 from tests.bench.decisions.corpus import Scores
 from tests.support.reports import CANDIDATE, INCUMBENT, report
 from tide.domain import EvalReport, RequestScore
-from tide.slices import Paired
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two drafts on the requests that both were walked over, sorted by conversation."""
+class Walked:
+    """Several drafts on the requests that all of them were walked over, by conversation."""
 
-    names: tuple[str, str]
+    names: tuple[str, ...]
     tokens: Ints
     steps: Ints
-    """[n, 2] verify steps of the first draft and of the second."""
+    """[n, drafts] verify steps."""
     workload: npt.NDArray[np.str_]
     slice: npt.NDArray[np.str_]
     prompt_tokens: Ints
@@ -36,24 +36,24 @@ class Pair:
     """[conversations + 1] where each begins."""
 
     @classmethod
-    def of(cls, names: tuple[str, str], scores: Mapping[str, Scores]) -> Pair:
-        """Join two drafts by request."""
-        one, two = (scores[name] for name in names)
-        _, ours, theirs = np.intersect1d(one.request, two.request, return_indices=True)
-        one, two = one.take(ours), two.take(theirs)
-        order = np.argsort(one.conversation, kind="stable")
-        one, two = one.take(order), two.take(order)
-        keep = (one.verify_steps > 0) & (two.verify_steps > 0) & (one.tokens == two.tokens)
-        one, two = one.take(keep), two.take(keep)
-        _, starts = np.unique(one.conversation, return_index=True)
+    def of(cls, names: tuple[str, ...], scores: Mapping[str, Scores]) -> Walked:
+        """Join drafts by request."""
+        shared = reduce(np.intersect1d, (scores[name].request for name in names))
+        found = [scores[name].take(np.isin(scores[name].request, shared)) for name in names]
+        found = [draft.take(np.argsort(draft.request, kind="stable")) for draft in found]
+        first, steps = found[0], np.stack([draft.verify_steps for draft in found], axis=1)
+        alike = np.all([draft.tokens == first.tokens for draft in found], axis=0) & (steps > 0).all(axis=1)
+        order = np.flatnonzero(alike)[np.argsort(first.conversation[alike], kind="stable")]
+        first, steps = first.take(order), steps[order]
+        _, starts = np.unique(first.conversation, return_index=True)
         return cls(
             names=names,
-            tokens=one.tokens,
-            steps=np.stack([one.verify_steps, two.verify_steps], axis=1),
-            workload=one.workload,
-            slice=one.slice,
-            prompt_tokens=one.prompt_tokens,
-            starts=np.append(starts, len(one)),
+            tokens=first.tokens,
+            steps=steps,
+            workload=first.workload,
+            slice=first.slice,
+            prompt_tokens=first.prompt_tokens,
+            starts=np.append(starts, len(first)),
         )
 
     @property
@@ -66,11 +66,11 @@ class Pair:
         indices = np.arange(len(self.starts) - 1)
         return indices if workload is None else indices[self.workload[self.starts[:-1]] == workload]
 
-    def lengths(self, workload: str | None = None) -> tuple[float, float]:
-        """Pooled acceptance lengths of both drafts."""
+    def lengths(self, workload: str | None = None) -> Floats:
+        """[drafts] pooled acceptance lengths."""
         rows = np.ones(len(self.tokens), dtype=np.bool_) if workload is None else self.workload == workload
-        tokens, steps = self.tokens[rows].sum(), self.steps[rows].sum(axis=0)
-        return float(tokens / steps[0]), float(tokens / steps[1])
+        found: Floats = self.tokens[rows].sum() / self.steps[rows].sum(axis=0)
+        return found
 
     def rows(self, conversations: Ints) -> tuple[Ints, Ints]:
         """Rows of drawn conversations, and to which draw each belongs."""
@@ -125,39 +125,39 @@ def _score(index: int, tokens: int, steps: int, conversation: int, slice: str, p
     )
 
 
-def draw(pair: Pair, requests: int, rng: np.random.Generator, mix: Mapping[str, float] | None = None) -> Ints:
+def draw(walked: Walked, requests: int, rng: np.random.Generator, mix: Mapping[str, float] | None = None) -> Ints:
     """Conversations drawn with replacement until they hold so many requests.
 
     Args:
         mix: share of the draws by workload; None draws all conversations alike.
     """
     if mix is None:
-        drawn = rng.choice(pair.conversations(), requests)
+        drawn = rng.choice(walked.conversations(), requests)
     else:
         counts = rng.multinomial(requests, [mix[w] / sum(mix.values()) for w in mix])
-        parts = [rng.choice(pair.conversations(w), count) for w, count in zip(mix, counts, strict=True)]
+        parts = [rng.choice(walked.conversations(w), count) for w, count in zip(mix, counts, strict=True)]
         drawn = rng.permutation(np.concatenate(parts))
-    sizes = np.diff(pair.starts)[drawn]
+    sizes = np.diff(walked.starts)[drawn]
     return drawn[: int(np.searchsorted(np.cumsum(sizes), requests)) + 1]
 
 
-def sample(pair: Pair, conversations: Ints, taken: npt.NDArray[np.intp], given: npt.NDArray[np.intp]) -> Sample:
-    """A trial in which the candidate had draft ``taken`` (0 or 1) of each conversation and the incumbent ``given``."""
-    rows, member = pair.rows(conversations)
+def sample(walked: Walked, conversations: Ints, taken: npt.NDArray[np.intp], given: npt.NDArray[np.intp]) -> Sample:
+    """A trial: by conversation the index of the draft whose result the candidate has, and the incumbent's."""
+    rows, member = walked.rows(conversations)
     return Sample(
-        tokens=pair.tokens[rows],
-        ours=pair.steps[rows, taken[member]],
-        theirs=pair.steps[rows, given[member]],
+        tokens=walked.tokens[rows],
+        ours=walked.steps[rows, taken[member]],
+        theirs=walked.steps[rows, given[member]],
         conversation=member,
-        slice=pair.slice[rows],
-        prompt_tokens=pair.prompt_tokens[rows],
+        slice=walked.slice[rows],
+        prompt_tokens=walked.prompt_tokens[rows],
     )
 
 
-def exchanged(pair: Pair, conversations: Ints, rng: np.random.Generator) -> Sample:
+def exchanged(walked: Walked, conversations: Ints, rng: np.random.Generator) -> Sample:
     """An exact null: which draft is the candidate is tossed for each conversation."""
     taken = rng.integers(0, 2, len(conversations))
-    return sample(pair, conversations, taken, 1 - taken)
+    return sample(walked, conversations, taken, 1 - taken)
 
 
 def joined(samples: Sequence[Sample]) -> Sample:
@@ -171,9 +171,3 @@ def joined(samples: Sequence[Sample]) -> Sample:
         slice=np.concatenate([s.slice for s in samples]),
         prompt_tokens=np.concatenate([s.prompt_tokens for s in samples]),
     )
-
-
-def gain_of(sample: Sample) -> float:
-    """Difference of the pooled acceptance lengths."""
-    pooled = Paired.of(*sample.reports()).sums.sum(axis=0)
-    return float(pooled[0] / pooled[1] - pooled[2] / pooled[3])

@@ -10,9 +10,10 @@ Run as ``python -m tests.bench.decisions.promotion [--trials N]``; ``measure`` i
 - The published TIDE rule promotes when the mean of the per-request acceptance lengths of the new draft on the
   evaluation set is above the old draft's mean on the training set; best-by-simulated-length (SpecForge) compares the
   means on one set.
-- Gains: the candidate has the better draft's result on a share of the conversations and the incumbent's on the rest,
-  the share chosen for the wanted pooled gain over the whole corpus. ``swapped`` in the curves: on the rest the two are
-  exchanged, so that every conversation differs as two drafts do that were trained apart.
+- Gains: on a share of the conversations the candidate has the result of a better (or worse) draft, on the rest that of
+  the incumbent's sibling of another seed, so that every conversation differs as it does between two trainings; without
+  a sibling the incumbent's own, which makes the gain easier to see (``seeded`` says which). The share is what makes the
+  wanted pooled gain over the whole corpus.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
-from itertools import combinations
+from itertools import combinations, permutations
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.bench.decisions.corpus import load_scores
-from tests.bench.decisions.paired import Ints, Pair, Sample, draw, exchanged, joined, sample
+from tests.bench.decisions.corpus import Scores, load_scores
+from tests.bench.decisions.paired import Ints, Sample, Walked, draw, exchanged, joined, sample
 from tests.bench.decisions.rates import rate
 from tests.support.reports import paired_reports
 from tide.config import PromotionPolicy
@@ -64,10 +66,10 @@ def promoted(trial: Sample, policy: PromotionPolicy) -> bool:
 
 
 @cache
-def pairs() -> tuple[Pair, ...]:
+def pairs() -> tuple[Walked, ...]:
     """Every two drafts of the corpus."""
-    scores = load_scores()
-    return tuple(Pair.of(names, scores) for names in combinations(sorted(scores), 2))
+    scores = load_scores_once()
+    return tuple(Walked.of(names, scores) for names in combinations(sorted(scores), 2))
 
 
 def stem(name: str) -> str | None:
@@ -77,70 +79,96 @@ def stem(name: str) -> str | None:
 
 
 @cache
-def different() -> tuple[Pair, ...]:
+def different() -> tuple[Walked, ...]:
     """Pairs of drafts that differ in more than the seed."""
     return tuple(p for p in pairs() if stem(p.names[0]) is None or stem(p.names[0]) != stem(p.names[1]))
 
 
 @cache
-def reseeded() -> tuple[Pair, ...]:
+def reseeded() -> tuple[Walked, ...]:
     """Pairs retrained with another seed."""
     return tuple(p for p in pairs() if stem(p.names[0]) is not None and stem(p.names[0]) == stem(p.names[1]))
 
 
-def workloads(pair: Pair) -> list[str]:
+def workloads(pair: Walked) -> list[str]:
     """Workloads with enough conversations to draw from."""
     return [w for w in pair.workloads if len(pair.conversations(w)) >= SMALL]
 
 
+@dataclass(frozen=True)
+class Making:
+    """How a true gain is made on one workload."""
+
+    walked: Walked
+    """Incumbent's draft, the one the candidate has elsewhere, the one that brings the gain."""
+    share: float
+    """Of the conversations on which the candidate has the third draft's result."""
+
+    @property
+    def seeded(self) -> bool:
+        """Whether candidate and incumbent differ everywhere, as drafts of two seeds do."""
+        return self.walked.names[0] != self.walked.names[1]
+
+
 @cache
-def gaining(workload: str, gain: float) -> tuple[Pair, int]:
-    """The pair with the smallest gap on a workload that is enough for a gain, and which of the two is better.
+def making(workload: str, gain: float) -> Making:
+    """The drafts that make a gain on a workload: with a sibling of another seed if there is one, smallest gap first.
 
     Raises:
-        ValueError: no two drafts differ by so much there.
+        ValueError: no drafts differ by so much there.
     """
-    gaps = [(abs(np.subtract(*p.lengths(workload))), p) for p in pairs() if workload in workloads(p)]
-    enough = [found for found in gaps if found[0] >= abs(gain)]
-    if not enough:
-        raise ValueError(f"no two drafts differ by {gain} on {workload}; the largest gap is {max(g for g, _ in gaps)}")
-    pair = min(enough, key=lambda found: found[0])[1]
-    first, second = pair.lengths(workload)
-    return pair, int(second > first)
+    lengths, options = lengths_on(workload), []
+    for incumbent, other in permutations(lengths, 2):
+        siblings = [n for n in lengths if n not in (incumbent, other) and stem(n) and stem(n) == stem(incumbent)]
+        for base in [*siblings, incumbent]:
+            ends = sorted((lengths[base] - lengths[incumbent], lengths[other] - lengths[incumbent]))
+            if ends[0] <= gain <= ends[1]:
+                options.append((base == incumbent, ends[1] - ends[0], (incumbent, base, other)))
+    if not options:
+        raise ValueError(f"no two drafts differ by {gain} on {workload}: {lengths}")
+    walked = Walked.of(min(options)[2], load_scores_once())
+    return Making(walked, share_for(walked, workload, gain))
+
+
+@cache
+def load_scores_once() -> dict[str, Scores]:
+    """The corpus, read once."""
+    return load_scores()
+
+
+@cache
+def lengths_on(workload: str) -> dict[str, float]:
+    """Pooled acceptance length by draft, of the drafts walked over enough of a workload."""
+    found = {}
+    for name, scores in load_scores_once().items():
+        rows = scores.workload == workload
+        if len(np.unique(scores.conversation[rows])) >= SMALL:
+            found[name] = float(scores.tokens[rows].sum() / scores.verify_steps[rows].sum())
+    return found
 
 
 # --- made gains ---
 
 
-def share_for(steps: tuple[float, float], tokens: float, gain: float, *, swapped: bool) -> float:
-    """Share of conversations with the better draft's result that makes a pooled gain.
-
-    Args:
-        steps: verify steps of the incumbent's draft and of the other, over the corpus.
-        gain: in acceptance length; below zero where the other draft is the worse one.
-        swapped: whether the incumbent has the other draft's result where the candidate has the incumbent's draft's.
-    """
-    low, high = (0.5, 1.0) if swapped else (0.0, 1.0)
+def share_for(walked: Walked, workload: str, gain: float) -> float:
+    """Share of the third draft that makes a pooled gain over the incumbent, by bisection; 0 or 1 beyond the ends."""
+    rows = walked.workload == workload
+    tokens, steps = float(walked.tokens[rows].sum()), walked.steps[rows].sum(axis=0).astype(np.float64)
+    rising = steps[2] < steps[1]
+    low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        ours = middle * steps[1] + (1 - middle) * steps[0]
-        theirs = middle * steps[0] + (1 - middle) * steps[1] if swapped else steps[0]
-        low, high = (low, middle) if abs(tokens / ours - tokens / theirs) > abs(gain) else (middle, high)
+        made = tokens / (middle * steps[2] + (1 - middle) * steps[1]) - tokens / steps[0]
+        low, high = (low, middle) if (made > gain) == rising else (middle, high)
     return (low + high) / 2
 
 
-def with_gain(workload: str, gain: float, requests: int, rng: np.random.Generator, *, swapped: bool = False) -> Sample:
+def with_gain(workload: str, gain: float, requests: int, rng: np.random.Generator) -> Sample:
     """Requests of one workload on which the candidate's true gain is the given one."""
-    pair, better = gaining(workload, gain)
-    other = better if gain >= 0 else 1 - better
-    rows = pair.workload == workload
-    steps = pair.steps[rows].sum(axis=0)
-    totals = (float(steps[1 - other]), float(steps[other]))
-    share = share_for(totals, float(pair.tokens[rows].sum()), gain, swapped=swapped)
-    conversations = draw(pair, requests, rng, {workload: 1.0})
-    taken = np.where(rng.random(len(conversations)) < share, other, 1 - other)
-    given = 1 - taken if swapped else np.full(len(taken), 1 - other)
-    return sample(pair, conversations, taken, given)
+    made = making(workload, gain)
+    conversations = draw(made.walked, requests, rng, {workload: 1.0})
+    taken = np.where(rng.random(len(conversations)) < made.share, 2, 1)
+    return sample(made.walked, conversations, taken, np.zeros(len(taken), dtype=np.intp))
 
 
 # --- trials ---
@@ -187,15 +215,15 @@ def seeds(rng: np.random.Generator, requests: int) -> list[bool]:
     return [True, bool(tokens / further.ours.sum() - tokens / further.theirs.sum() <= DEFAULT.min_gain)]
 
 
-def _fixed(pair: Pair, conversations: Ints, ours: int) -> Sample:
+def _fixed(pair: Walked, conversations: Ints, ours: int) -> Sample:
     chosen: npt.NDArray[np.intp] = np.full(len(conversations), ours)
     return sample(pair, conversations, chosen, 1 - chosen)
 
 
-def one_slice(rng: np.random.Generator, gain: float, requests: int, *, swapped: bool = False) -> list[bool]:
+def one_slice(rng: np.random.Generator, gain: float, requests: int) -> list[bool]:
     """Promoted at a true gain, ``min_gain`` 0, one workload in turn."""
     names = slices_with(gain)
-    found = with_gain(str(rng.choice(names)), gain, requests, rng, swapped=swapped)
+    found = with_gain(str(rng.choice(names)), gain, requests, rng)
     return [promoted(found, PromotionPolicy(min_gain=0.0))]
 
 
@@ -226,14 +254,15 @@ def slices_with(gain: float) -> list[str]:
 @cache
 def widest_gap(workload: str) -> float:
     """Largest difference in acceptance length between two drafts on a workload."""
-    return max(abs(float(np.subtract(*p.lengths(workload)))) for p in pairs() if workload in workloads(p))
+    lengths = lengths_on(workload).values()
+    return max(lengths) - min(lengths)
 
 
 @cache
 def harmed_gains(names: tuple[str, ...], harmed: str, overall: float, harm: float) -> dict[str, float]:
     """Gains by slice that make the total, or come as near as the drafts allow: ``harm`` in one, equal in the others."""
-    low, high = 0.0, min(widest_gap(name) for name in names if name != harmed)
-    for _ in range(40):
+    low, high = 0.0, 0.999 * min(widest_gap(name) for name in names if name != harmed)
+    for _ in range(30):
         middle = (low + high) / 2
         gains = {name: -abs(harm) if name == harmed else middle for name in names}
         low, high = (low, middle) if total_gain(gains) > overall else (middle, high)
@@ -244,9 +273,8 @@ def total_gain(gains: Mapping[str, float]) -> float:
     """Pooled gain of equal shares of requests with a gain each."""
     tokens, ours, theirs = 0.0, 0.0, 0.0
     for name, gain in gains.items():
-        pair, better = gaining(name, gain)
-        base = pair.lengths(name)[1 - (better if gain >= 0 else 1 - better)]
-        mean = float(pair.tokens[pair.workload == name].mean())
+        walked = making(name, gain).walked
+        mean, base = float(walked.tokens[walked.workload == name].mean()), float(walked.lengths(name)[0])
         tokens, ours, theirs = tokens + mean, ours + mean / (base + gain), theirs + mean / base
     return tokens / ours - tokens / theirs
 
@@ -267,7 +295,7 @@ def _chunk(job: tuple[Trial, int, tuple[int, int]]) -> npt.NDArray[np.int64]:
     return np.array([trial(rng) for _ in range(count)], dtype=np.int64).sum(axis=0)
 
 
-def _any(found: Sequence[Pair], rng: np.random.Generator) -> Pair:
+def _any(found: Sequence[Walked], rng: np.random.Generator) -> Walked:
     return found[int(rng.integers(len(found)))]
 
 
@@ -319,29 +347,32 @@ def power(trials: int) -> dict[str, Any]:
     """Promotions at true gains; headline .07, and curves over gains and requests with fewer trials."""
     curve = max(trials // 5, 1)
 
-    def one(gain: float, requests: int, count: int, *, swapped: bool = False) -> dict[str, Any]:
-        trial = partial(one_slice, gain=gain, requests=requests, swapped=swapped)
-        return _rates(trial, ("promoted",), count, 50)["promoted"]
+    def one(gain: float, requests: int, count: int) -> dict[str, Any]:
+        return _rates(partial(one_slice, gain=gain, requests=requests), ("promoted",), count, 50)["promoted"]
 
     def three(gain: float, requests: int, count: int) -> dict[str, Any]:
         return _rates(partial(three_slices, gain=gain, requests=requests), ("promoted",), count, 60)["promoted"]
 
     points = [(g, n) for g in (0.03, 0.05, 0.07, 0.1) for n in (50, 100, 200) if slices_with(g)]
-    harder = [(g, n) for g in (0.07, 0.1) for n in (100, 200) if slices_with(g)]
     spread = [(g, n) for g in (0.05, 0.07, 0.1) for n in (300, 500) if slices_with(g)]
     return {
         "one_slice": one(0.07, 100, trials)
-        | {"slices": slices_with(0.07), "pairs": _used(0.07)}
-        | {"curve": {f"gain {g}, {n} requests": one(g, n, curve) for g, n in points}}
-        | {"swapped": {f"gain {g}, {n} requests": one(g, n, curve, swapped=True) for g, n in harder}},
+        | {"slices": slices_with(0.07), "made_of": _used(0.07)}
+        | {"curve": {f"gain {g}, {n} requests": one(g, n, curve) for g, n in points}},
         "three_slices": three(0.07, 500, trials)
         | {"slices": slices_with(0.07)}
         | {"curve": {f"gain {g}, {n} requests": three(g, n, curve) for g, n in spread}},
     }
 
 
-def _used(gain: float) -> dict[str, list[str]]:
-    return {name: list(gaining(name, gain)[0].names) for name in slices_with(gain)}
+def _used(gain: float) -> dict[str, dict[str, Any]]:
+    """By workload: the drafts that the gain is made of, and the share of the third."""
+    made = {name: making(name, gain) for name in slices_with(gain)}
+    roles = ("incumbent", "candidate_else", "candidate_on_share")
+    return {
+        name: {**dict(zip(roles, m.walked.names, strict=True)), "share": m.share, "seeded": m.seeded}
+        for name, m in made.items()
+    }
 
 
 def slice_block_rate(trials: int) -> dict[str, Any]:
