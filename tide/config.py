@@ -66,7 +66,7 @@ class DriftPolicy(_Finite):
     script_js_threshold: float = Field(default=0.2, gt=0, le=1)
     """The same for the mix of scripts."""
     pooled_mmd_threshold: float = Field(default=0.15, gt=0, le=1)
-    """Square root of MMD^2 of pooled states that counts as moved inputs; another workload in 3 of 10 requests is .15."""
+    """Square root of MMD^2 of pooled states that counts as moved inputs; 3 in 10 requests of another workload: .15."""
     absent_threshold: float = Field(default=0.1, gt=0, le=1)
     """Rise of the share of requests without counters, token histogram or pooled state that is worth a look."""
     engine_requests: int = Field(default=8, ge=1)
