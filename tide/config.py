@@ -53,7 +53,7 @@ class DriftPolicy(_Finite):
     """k, in standard deviations of the per-request residual."""
     baseline_errors: float = Field(default=2.5, ge=0)
     """Standard errors of the baseline's own mean that the slack is never below; 0 takes the baseline for exact."""
-    cusum_threshold: float = Field(default=20.0, gt=0)
+    cusum_threshold: float = Field(default=25.0, gt=0)
     """h, in standard deviations, at least; higher where streams of the baseline's own requests pass it too often."""
     false_alarm_rate: float = Field(default=0.005, gt=0, lt=1)
     """Share of streams of ``false_alarm_requests`` requests of the baseline that may pass the threshold."""
