@@ -37,7 +37,8 @@ def _walk(snapshot: Snapshot, digest: str, requests: set[str]) -> tuple[list[Req
     store = wiring.store(config)
     held_out = snapshots.manifests(store, snapshot.repository, snapshot.commit, "held_out")
     rollout.install_draft(store, config.drafts_repository, "main", digest, cache_folder("drafts"))
-    scores, reasons = [], []
+    scores: list[RequestScore] = []
+    reasons: list[str] = []
     for split in (Split.GATE, Split.SELECTION):
         chosen = [
             pair

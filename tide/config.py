@@ -53,7 +53,7 @@ class DriftPolicy(_Finite):
     """k, in standard deviations of the per-request residual."""
     baseline_errors: float = Field(default=2.5, ge=0)
     """Standard errors of the baseline's own mean that the slack is never below; 0 takes the baseline for exact."""
-    cusum_threshold: float = Field(default=20.0, gt=0)
+    cusum_threshold: float = Field(default=25.0, gt=0)
     """h, in standard deviations, at least; higher where streams of the baseline's own requests pass it too often."""
     false_alarm_rate: float = Field(default=0.005, gt=0, lt=1)
     """Share of streams of ``false_alarm_requests`` requests of the baseline that may pass the threshold."""
@@ -66,7 +66,7 @@ class DriftPolicy(_Finite):
     script_js_threshold: float = Field(default=0.2, gt=0, le=1)
     """The same for the mix of scripts."""
     pooled_mmd_threshold: float = Field(default=0.15, gt=0, le=1)
-    """Square root of MMD^2 of pooled states that counts as moved; another workload in 3 of 10 requests is .15."""
+    """Square root of MMD^2 of pooled states that counts as moved inputs; 3 in 10 requests of another workload: .15."""
     absent_threshold: float = Field(default=0.1, gt=0, le=1)
     """Rise of the share of requests without counters, token histogram or pooled state that is worth a look."""
     engine_requests: int = Field(default=8, ge=1)

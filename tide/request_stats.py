@@ -72,7 +72,8 @@ class RequestStats:
     @property
     def has_pooled(self) -> Bools:
         """Requests with a pooled state that is finite."""
-        return np.isfinite(self.pooled).all(axis=1) & (self.pooled.shape[1] > 0)
+        found: Bools = np.isfinite(self.pooled).all(axis=1)
+        return found & (self.pooled.shape[1] > 0)
 
     @property
     def cached(self) -> Bools:

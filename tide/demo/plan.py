@@ -107,6 +107,7 @@ def policy(plan: Plan, steps: int) -> Policy:
             # A baseline of a few requests may be off by half a standard deviation, and a service with so few would
             # wait. The demo looks at some hundred requests, once, after a change that it makes itself.
             baseline_errors=0,
+            cusum_threshold=15,
             false_alarm_requests=plan.shifted_requests + plan.second_look_requests,
         ),
         # Steps, not epochs, end a run of the demo: its length must be foreseeable.
