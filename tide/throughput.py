@@ -58,21 +58,3 @@ def predict(profile: EngineProfile, acceptance_length: float, *, steps: int, con
 def break_even(profile: EngineProfile, *, steps: int, concurrency: Mapping[int, float]) -> float:
     """Acceptance length below which plain decoding is faster at this load."""
     return 1.0 / predict(profile, 1.0, steps=steps, concurrency=concurrency)
-
-
-def seconds_per_token(
-    profile: EngineProfile, acceptance_length: float, *, steps: int, concurrency: Mapping[int, float]
-) -> float:
-    """Seconds of the engine for each output token at a service's load, prefill left out: (c g + beta) / (b AL).
-
-    Args: as `predict`.
-
-    Raises:
-        EvaluationError: the histogram is empty, or has no weight.
-    """
-    weight = sum(concurrency.values())
-    if not weight > 0:
-        raise EvaluationError("the concurrency histogram is empty: serve and harvest some requests first")
-    points = ((b, share, point_at(profile, b)) for b, share in concurrency.items())
-    spent = sum(share * (point.draft_step_s * steps + point.verify_step_s) / b for b, share, point in points)
-    return spent / (acceptance_length * weight)
