@@ -172,7 +172,7 @@ def _expected_gain(report: DriftReport, policy: CostPolicy, proposed_per_step: f
 
 
 def _step_seconds(profile: EngineProfile, steps: int, concurrency: Mapping[int, float]) -> float:
-    """Seconds of the engine for one request's verify step, the batch sharing each: (c g + beta) / b, prefill left out."""
+    """Engine-seconds of one request's verify step, which the batch shares: (c g + beta) / b, prefill left out."""
     points = {b: point_at(profile, b) for b in concurrency}
     spent = sum(
         share * (points[b].draft_step_s * steps + points[b].verify_step_s) / b for b, share in concurrency.items()
