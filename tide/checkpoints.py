@@ -39,7 +39,7 @@ def best(
         raise TrainingError("the run left no checkpoint; see its log in the training folder")
     ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
     reports = _walk_all(ordered, walk, say)
-    lengths = [report.acceptance_length for report in reports] or [None] * len(ordered)
+    lengths: list[float | None] = [report.acceptance_length for report in reports] or [None for _ in ordered]
     place, reason = _choose([c.step for c in ordered], lengths)
     say(reason)
     choice = CheckpointChoice(

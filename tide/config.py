@@ -89,8 +89,8 @@ class CostPolicy(_Finite):
     recovery: float = Field(default=0.7, gt=0, le=1)
     """Share of the lost acceptance that a retrain brings back, before there is history of our own."""
     added: float = Field(default=0.05, ge=0)
-    """Acceptance length that a retrain adds beyond what was lost, before there is history: by more tokens, or
-    by inputs that the incumbent was not trained on."""
+    """Acceptance length that a retrain adds beyond what was lost, by more tokens or by inputs that were new to the
+    incumbent, before there is history of our own."""
     prior_weight: float = Field(default=3.0, gt=0)
     """Retrains of history that weigh as much as the two figures above."""
 

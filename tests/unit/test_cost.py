@@ -234,6 +234,11 @@ def test_what_was_no_retrain_with_a_verdict_on_it_says_nothing(report: DriftRepo
     assert cost.history([report], [verdict], 3.0) == NONE
 
 
+def test_a_look_that_was_amended_counts_once_by_its_last_word() -> None:
+    assert cost.history([drift(), drift(rate=0.2)], [judged(0.45)], 3.0).recovered == pytest.approx((0.5,))
+    assert cost.history([drift(), drift(decision="watch", cause=None)], [judged(0.15)], 3.0) == NONE
+
+
 # --- policy ---
 
 

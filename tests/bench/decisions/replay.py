@@ -39,14 +39,14 @@ class Setting:
     profile: EngineProfile
     concurrency: int = 8
     phases: int = 20
-    window: int = 600
-    """Requests between two looks."""
+    window_s: float = 300.0
+    """Between two looks, at the mean speed of all drafts: policy.capture.window_s."""
     phase_windows: tuple[int, int] = (8, 24)
     """Least and most windows of a phase."""
-    mix: float = 0.85
+    mix: float = 0.95
     """Share of a phase's requests that are of its own workload; the others are drawn from all."""
     training_windows: float = 2.0
-    """How long a training takes, in windows at the mean speed of all drafts."""
+    """How long a training takes."""
 
     @cached_property
     def workloads(self) -> list[str]:
@@ -70,10 +70,15 @@ class Setting:
         return (point.draft_step_s * self.steps + point.verify_step_s) / self.concurrency
 
     @cached_property
+    def window(self) -> int:
+        """Requests between two looks."""
+        steps = float(np.mean([s.verify_steps.mean() for s in self.scores.values()]))
+        return round(self.window_s / (steps * self.step_seconds))
+
+    @property
     def training_seconds(self) -> float:
         """Duration of a training on one device."""
-        steps = np.mean([s.verify_steps.mean() for s in self.scores.values()])
-        return float(self.training_windows * self.window * steps * self.step_seconds)
+        return self.training_windows * self.window_s
 
     @cached_property
     def stats(self) -> dict[str, RequestStats]:
