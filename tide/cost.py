@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tide import throughput
 from tide.config import CostPolicy
 from tide.domain import CostDecision, DriftReport, EngineProfile, Verdict
-from tide.throughput import point_at
 
 Floats = npt.NDArray[np.float64]
 
@@ -135,7 +135,7 @@ def decide(
     gain = _expected_gain(report, policy, traffic.proposed_per_step, past)
     seconds, how = traffic.engine_s_per_token, "measured, prefill included"
     if profile is not None and concurrency:
-        seconds = _step_seconds(profile, steps, concurrency) / now
+        seconds = throughput.seconds_per_token(profile, now, steps=steps, concurrency=concurrency)
         how = "by the engine's profile"
     ratio = (now + gain) / now
     saved = traffic.tokens_per_s * policy.horizon * seconds * (1 - 1 / ratio)
@@ -169,15 +169,6 @@ def _expected_gain(report: DriftReport, policy: CostPolicy, proposed_per_step: f
     added = expected_share(past.added, policy.added, policy.prior_weight)
     lost = _lost(report, proposed_per_step) or 0.0
     return lost * expected_share(past.recovered, policy.recovery, policy.prior_weight) + added
-
-
-def _step_seconds(profile: EngineProfile, steps: int, concurrency: Mapping[int, float]) -> float:
-    """Engine-seconds of one request's verify step, which the batch shares: (c g + beta) / b, prefill left out."""
-    points = {b: point_at(profile, b) for b in concurrency}
-    spent = sum(
-        share * (points[b].draft_step_s * steps + points[b].verify_step_s) / b for b, share in concurrency.items()
-    )
-    return spent / sum(concurrency.values())
 
 
 def _lost(report: DriftReport, proposed_per_step: float) -> float | None:
