@@ -6,9 +6,9 @@ BIN    := $(VENV)/bin
 UV     := 0.13.9
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup lock test lint bench drill-store demo demo-fast clean
+.PHONY: help setup lock test lint bench bench-decisions drill-store demo demo-fast clean
 help:            ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
 setup: $(VENV)/.installed .tide/.prepared  ## install everything from the lock, build lakeFS, convert the target model
 
@@ -59,6 +59,9 @@ bench: setup     ## measure capture overhead, swap and store; writes tests/bench
 	@$(BIN)/python -m tests.bench.capture
 	@$(BIN)/python -m tests.bench.swap
 	@$(BIN)/python -m tests.bench.store
+
+bench-decisions: setup  ## measure the gates' error rates on per-request data of real SGLang runs; writes results/decisions.json
+	@$(BIN)/python -m tests.bench.decisions
 
 drill-store: setup  ## kill harvesters and the lakeFS server at random points: nothing lost, nothing doubled
 	@$(BIN)/python -m tests.drills.store

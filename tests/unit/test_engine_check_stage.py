@@ -1,4 +1,4 @@
-"""The adapt flow and the engine check as a stage: what is walked before a drift retrain, and what ends a cycle."""
+"""The engine check as a stage: what is walked before a drift retrain, and what is written down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flows import adapt as flow
 from tasks import engine_check as stage
 from tests.support.reports import TARGET
 from tests.support.tiny import conversation
@@ -124,22 +123,3 @@ def test_the_loss_is_looked_into_from_where_it_began(served: Served) -> None:
     """A slow loss fills many windows: the requests of all of them speak, not only the last window's."""
     found = stage.check_engine.fn(SNAPSHOT, report(window_from=AFTER + 51, loss_since=AFTER))
     assert found.figures["engine_requests"] == 30
-
-
-@pytest.mark.parametrize(("decision", "trained"), [("retrain", True), ("watch", False)])
-def test_a_cycle_trains_only_on_what_the_engine_check_leaves(
-    monkeypatch: pytest.MonkeyPatch, decision: str, trained: bool
-) -> None:
-    runs: list[DriftReport] = []
-    stages: dict[str, Any] = {
-        "harvest_spool": lambda: None,
-        "pin_snapshot": lambda: SNAPSHOT,
-        "detect_drift": lambda _snapshot: report(),
-        "check_engine": lambda _snapshot, before: before.model_copy(update={"decision": decision}),
-        "request_training": lambda _snapshot, found: runs.append(found) or "branch",
-        "promote": lambda *_: (None, None),
-    }
-    for name, stand_in in stages.items():
-        monkeypatch.setattr(flow, name, stand_in)
-    result = flow.adapt.fn()
-    assert (result.drift.decision, bool(runs)) == (decision, trained)
