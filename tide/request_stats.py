@@ -67,13 +67,12 @@ class RequestStats:
     @property
     def has_sketch(self) -> Bools:
         """Requests with a token histogram."""
-        return self.sketch.any(axis=1)
+        return np.array(self.sketch.any(axis=1), dtype=np.bool_)
 
     @property
     def has_pooled(self) -> Bools:
         """Requests with a pooled state that is finite."""
-        found: Bools = np.isfinite(self.pooled).all(axis=1)
-        return found & (self.pooled.shape[1] > 0)
+        return np.array(np.isfinite(self.pooled).all(axis=1), dtype=np.bool_) & (self.pooled.shape[1] > 0)
 
     @property
     def cached(self) -> Bools:
