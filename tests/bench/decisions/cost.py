@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tests.bench.decisions import corpus
-from tests.bench.decisions.replay import Service, Setting, draw
+from tests.bench.decisions.replay import Service, Setting, draw, unlabelled
 from tests.bench.decisions.reports import digest_of, load, report_of
 from tests.support.drafts import draft_config, draft_tensors
 from tests.support.reports import TARGET
@@ -96,7 +96,7 @@ def _setting() -> Setting:
     scores, trained = load()
     path = corpus.DATA / "profile.json"
     profile = EngineProfile.model_validate_json(path.read_text()) if path.exists() else STATED_PROFILE
-    return Setting(scores={name: scores[name] for name in trained}, trained_on=trained, profile=profile)
+    return Setting(scores={name: unlabelled(scores[name]) for name in trained}, trained_on=trained, profile=profile)
 
 
 def _replay(setting: Setting, rng: np.random.Generator) -> dict[str, Any]:

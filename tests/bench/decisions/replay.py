@@ -6,8 +6,8 @@ Owns the clock, what is served, and when a training is done. Knows nothing of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from tide import throughput
 from tide.domain import EngineProfile
 from tide.request_stats import RequestStats, stats_from_table
 from tide.requests import REQUEST_SCHEMA, request_row
+from tide.sglang_plugin.admission import length_bucket
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -153,7 +154,11 @@ class Service:
         self.served += len(rows)
         self.tokens += int(scores.tokens[rows].sum())
         self.clock = float(ends[-1])
-        return replace(self.setting.stats[self.serving].take(rows), finished_at=ends)
+        stats = self.setting.stats[self.serving].take(rows)
+        # A row that is drawn again stands for another request, of another conversation.
+        ids = np.array([str(n) for n in range(self.served - len(rows), self.served)])
+        renamed = {f.name: ids for f in fields(stats) if f.name in ("request", "conversation")}
+        return replace(stats, finished_at=ends, **renamed)
 
     def train(self) -> None:
         """Start a training on what was served last; it yields a draft of that workload."""
@@ -182,6 +187,17 @@ class Service:
         return np.flatnonzero(split[: self.served])[-count:]
 
 
+def unlabelled(scores: Scores) -> Scores:
+    """Slices as the plugin names them when clients name none: a workload that comes is no slice that was known before,
+    by which the drift rule would expect its acceptance and the gate would protect it.
+    """
+    inputs = _inputs()
+    scripts = [inputs.get(str(request), {}).get("script") or "none" for request in scores.request]
+    names = [f"{s}-{length_bucket(int(n))}" for s, n in zip(scripts, scores.prompt_tokens, strict=True)]
+    return replace(scores, slice=np.array(names, dtype=np.str_))
+
+
+@lru_cache
 def _inputs() -> dict[str, dict[str, object]]:
     """What requests.parquet says, by request."""
     return {row["request"]: row for row in corpus.load_requests().to_pylist()}
