@@ -68,11 +68,14 @@ def fitted(folder: Path, parent: Path, states: Sequence[RequestStates], embeddin
     return write_draft(folder, files.config, files.tensors | weights)[0]
 
 
-def test_the_walk_agrees_with_what_sglang_counts(target_model: Path, random_draft: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("topk", "draft_tokens"), [(1, STEPS + 1), (4, 8)], ids=["chain", "tree"])
+def test_the_walk_agrees_with_what_sglang_counts(
+    target_model: Path, random_draft: Path, tmp_path: Path, topk: int, draft_tokens: int
+) -> None:
     texts, states, embedding = answered(target_model)
     draft = fitted(tmp_path / "drafts", random_draft, states, embedding)
     with SglangServer(
-        tmp_path, target_model, draft=draft, dtype="float32", steps=STEPS, draft_tokens=STEPS + 1
+        tmp_path, target_model, draft=draft, dtype="float32", steps=STEPS, topk=topk, draft_tokens=draft_tokens
     ) as server:
         live = server.generate(texts, TOKENS)
     offline, served = [], []
@@ -80,7 +83,7 @@ def test_the_walk_agrees_with_what_sglang_counts(target_model: Path, random_draf
     for item, answer in zip(states, live, strict=True):
         if answer["output_ids"] == [*item.input_ids.tolist(), item.last_token][item.prompt_len :]:
             with torch.inference_mode():
-                offline.append(score_request(module, item, STEPS))
+                offline.append(score_request(module, item, STEPS, topk, draft_tokens))
             served.append(answer["meta_info"])
     assert len(served) >= REQUESTS - 2, "SGLang and transformers answer differently: nothing to compare"
     predicted = sum(w.tokens for w in offline) / sum(w.verify_steps for w in offline)

@@ -182,13 +182,13 @@ def last_row(weights: Mapping[str, torch.Tensor], hidden: torch.Tensor, embeds: 
         ],
         dim=-1,
     )
-    query = (inputs[-1] @ weights[layer + "self_attn.q_proj.weight"].T).view(4, 8)
-    keys = (inputs @ weights[layer + "self_attn.k_proj.weight"].T).view(-1, 2, 8)
+    places = torch.arange(len(inputs))
+    query = _turn((inputs[-1:] @ weights[layer + "self_attn.q_proj.weight"].T).view(1, 4, 8), places[-1:])[0]
+    keys = _turn((inputs @ weights[layer + "self_attn.k_proj.weight"].T).view(-1, 2, 8), places)
     values = (inputs @ weights[layer + "self_attn.v_proj.weight"].T).view(-1, 2, 8)
     heads = []
     for head in range(4):
-        q = _turn(query[head], len(inputs) - 1)
-        scores = torch.stack([q @ _turn(keys[i, head // 2], i) for i in range(len(inputs))]) / math.sqrt(8)
+        scores = keys[:, head // 2] @ query[head] / math.sqrt(8)
         heads.append(scores.softmax(-1) @ values[:, head // 2])
     x = hidden[-1] + weights[layer + "self_attn.o_proj.weight"] @ torch.cat(heads)
     y = norm(x, weights[layer + "post_attention_layernorm.weight"])
@@ -201,8 +201,9 @@ def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
 
 
-def _turn(x: torch.Tensor, position: int) -> torch.Tensor:
-    pairs = torch.complex(x[:4], x[4:])
-    angles = position / 10000.0 ** (torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+def _turn(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """[n, heads, 8] rotated, each row by its place."""
+    pairs = torch.complex(x[..., :4], x[..., 4:])
+    angles = places[:, None, None] / 10000.0 ** (torch.arange(0, 8, 2, dtype=torch.float64) / 8)
     turned = pairs * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([turned.real, turned.imag])
+    return torch.cat([turned.real, turned.imag], dim=-1)

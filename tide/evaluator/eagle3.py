@@ -110,9 +110,11 @@ def score_of(request: OpenRequest, walk: Walk, shape: TreeShape) -> RequestScore
     )
 
 
-def score_request(draft: Eagle3Draft, states: RequestStates, steps: int) -> RequestScore:
-    """One request walked alone, with a chain; see ``score_of``."""
-    shape = TreeShape.of(steps, 1, None, draft.contract.draft_vocab_size)
+def score_request(
+    draft: Eagle3Draft, states: RequestStates, steps: int, topk: int = 1, draft_tokens: int | None = None
+) -> RequestScore:
+    """One request walked alone, greedily; see ``score_of``."""
+    shape = TreeShape.of(steps, topk, draft_tokens, draft.contract.draft_vocab_size)
     ((request, walk),) = Walker(draft, shape).walk([states])
     return score_of(request, walk, shape)
 

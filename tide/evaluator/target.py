@@ -21,6 +21,8 @@ class SampledTarget:
 
     def __init__(self, head: torch.Tensor, temperature: float) -> None:
         self._head, self._temperature = head.to(torch.float32), temperature
+        # Written again and again: fresh memory of this size costs as much as the product.
+        self._logits = torch.empty((LOGIT_ROWS, len(head)))
 
     def chances(self, hidden: torch.Tensor, tokens: torch.Tensor, offered: torch.Tensor) -> torch.Tensor:
         """[m] probability that the sampled token is one of those offered.
@@ -30,10 +32,12 @@ class SampledTarget:
             tokens: [m, k] target ids, no two of those offered alike.
             offered: [m, k] bool; the others may be any number.
         """
-        found = torch.zeros(len(hidden))
-        for start in range(0, len(hidden), LOGIT_ROWS):
-            rows = slice(start, start + LOGIT_ROWS)
-            logits = hidden[rows].to(torch.float32) @ self._head.T / self._temperature
-            chosen = logits.gather(1, tokens[rows].clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
-            found[rows] = chosen.exp().masked_fill(~offered[rows], 0.0).sum(-1)
-        return found
+        parts = zip(hidden.split(LOGIT_ROWS), tokens.split(LOGIT_ROWS), offered.split(LOGIT_ROWS), strict=True)
+        return torch.cat([self._block(*part) for part in parts])
+
+    def _block(self, hidden: torch.Tensor, tokens: torch.Tensor, offered: torch.Tensor) -> torch.Tensor:
+        logits = self._logits[: len(hidden)]
+        torch.mm(hidden.to(torch.float32) / self._temperature, self._head.T, out=logits)
+        logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+        shares = logits.gather(1, tokens.clamp(min=0)) / logits.sum(-1, keepdim=True)
+        return shares.masked_fill(~offered, 0.0).sum(-1)
