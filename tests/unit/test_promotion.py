@@ -182,12 +182,6 @@ def test_a_gate_generation_gives_max_verdicts_and_no_more(attempt: int, outcome:
         assert deciding(found) == "max_verdicts"
 
 
-def test_alpha_shrinks_with_attempts_and_sums_to_the_family() -> None:
-    assert attempt_alpha(0.04, 1) == pytest.approx(0.04 * 0.6079, rel=1e-3)
-    assert attempt_alpha(0.04, 3) == pytest.approx(attempt_alpha(0.04, 1) / 9)
-    assert sum(attempt_alpha(0.04, k) for k in range(1, 5000)) == pytest.approx(0.04, rel=1e-3)
-
-
 def test_a_later_attempt_asks_for_more_and_the_verdict_records_it() -> None:
     reports = paired_reports({"chat": 0.15}, 60, seed=1)
     first, ninth = verdict(*reports), verdict(*reports, attempt=9)
@@ -309,26 +303,6 @@ def test_bounds_surround_the_estimate_and_the_verdict_can_be_stored(steps: list[
         assert item.difference.low <= item.difference.estimate <= item.difference.high
         assert item.difference.estimate == pytest.approx(item.candidate - item.incumbent)
     assert Verdict.model_validate_json(found.to_json()) == found
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(STEPS)
-def test_two_drafts_cannot_both_replace_each_other(steps: list[tuple[int, int]]) -> None:
-    ours = report(CANDIDATE, [score(f"r{i}", 120, a) for i, (a, _) in enumerate(steps)])
-    theirs = report(INCUMBENT, [score(f"r{i}", 120, b) for i, (_, b) in enumerate(steps)])
-    outcomes = {verdict(ours, theirs).outcome, verdict(theirs, ours).outcome}
-    assert outcomes != {"promote"}
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.randoms(use_true_random=False))
-def test_the_order_of_requests_does_not_matter(random: object) -> None:
-    ours, theirs = paired_reports({"chat": 0.1, "code": 0.2}, 30)
-    order = list(range(len(ours.scores)))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    shuffled = ours.model_copy(update={"scores": tuple(ours.scores[i] for i in order)})
-    a, b = verdict(ours, theirs), verdict(shuffled, theirs)
-    assert (a.outcome, a.overall.candidate) == (b.outcome, pytest.approx(b.overall.candidate))
 
 
 def test_false_promotions_are_as_rare_as_alpha_says() -> None:
