@@ -91,11 +91,16 @@ GUESS = np.array([CHAIN[0].argsort()[-2], *CHAIN[1:].argmax(axis=1)])
 """[token] what the toy draft proposes behind it; for one token only the second best."""
 
 
+def draw(rng: np.random.Generator, weights: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int:
+    sums = weights.cumsum()  # rng.choice takes ten times as long
+    return min(int(sums.searchsorted(rng.random() * sums[-1], side="right")), VOCABULARY - 1)
+
+
 def logged_request(rng: np.random.Generator) -> Replay:
     """An answer drawn from the target alone, replayed with the draft."""
     tokens = [0]
     for _ in range(ANSWER - 1):
-        tokens.append(int(rng.choice(VOCABULARY, p=CHAIN[tokens[-1]])))
+        tokens.append(draw(rng, CHAIN[tokens[-1]]))
     replay = Replay(ANSWER, DEPTH)
     while replay.left:
         at, chances, right = tokens[replay.position], [], 0
@@ -120,7 +125,7 @@ def verified_request(rng: np.random.Generator) -> int:
                 continue
             if depth < DEPTH:
                 chances[GUESS[at]] = 0.0
-            at, emitted = int(rng.choice(VOCABULARY, p=chances / chances.sum())), emitted + 1
+            at, emitted = draw(rng, chances), emitted + 1
             break
     return steps
 
