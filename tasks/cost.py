@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import get_run_logger
 
-from tasks.serve import serving_steps
+from tasks.serve import drafting
 from tasks.stage import cache_folder, stage
 from tasks.throughput import load_of, profile_for
 from tide import cost, ledger, requests, snapshots, wiring
@@ -19,7 +19,7 @@ def weigh_cost(snapshot: Snapshot, report: DriftReport) -> DriftReport:
     """The report with the cost rule's word on it, which the ledger gets with its figures; off without a cost."""
     config = wiring.settings()
     policy, store, drafts = config.policy().cost, wiring.store(config), config.drafts_repository
-    traffic, steps = _traffic(snapshot) if policy.on else None, serving_steps()
+    traffic, steps = _traffic(snapshot) if policy.on else None, drafting()["steps"]
     profile = profile_for(snapshot.target, steps=steps) if policy.on else None
     decision = cost.decide(
         report,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.drift import record, request_stats, serving_draft
-from tasks.serve import serving_steps
+from tasks.serve import drafting
 from tasks.stage import cache_folder, stage
 from tide import drift, rollout, snapshots, wiring
 from tide.domain import DriftReport, RequestScore, Snapshot, Split, split_of
@@ -54,8 +54,8 @@ def _walk(snapshot: Snapshot, digest: str, requests: set[str]) -> tuple[list[Req
                 shards,
                 bundle=config.bundle,
                 split=split,
-                steps=serving_steps(),
                 states_commit=snapshot.commit,
+                **drafting(),
             )
         except EvaluationError as error:
             reasons.append(f"engine unchecked on {split}: {error}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from tasks.serve import serving_steps
+from tasks.serve import drafting
 from tasks.stage import cache_folder, stage
 from tasks.throughput import load_of, profile_for
 from tide import (
@@ -78,15 +78,15 @@ def fetch_gate(snapshot: Snapshot, candidate: str, serving: Serving) -> tuple[Ga
 
 @stage("walk draft")
 def walk_draft(digest: str, shards: Sequence[Path], snapshot: Snapshot) -> EvalReport:
-    """Acceptance of one draft on the gate split, at the steps that serve."""
+    """Acceptance of one draft on the gate split, drafted as serving does."""
     config = wiring.settings()
     return wiring.evaluator().evaluate(
         cache_folder("drafts") / digest,
         shards,
         bundle=config.bundle,
         split=Split.GATE,
-        steps=serving_steps(),
         states_commit=snapshot.commit,
+        **drafting(),
     )
 
 

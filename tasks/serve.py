@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from tasks.stage import stage
 from tide import rollout, wiring
 from tide.domain import ReplicaSwap
 
 
-def serving_steps() -> int:
-    """Draft steps of a verify step in serving; those of the policy while nothing is drafted yet."""
+class Drafting(TypedDict):
+    """How a verify step is drafted, as `Evaluator.evaluate` takes it."""
+
+    steps: int
+    topk: int
+    draft_tokens: int | None
+    """Of a tree; None for a chain."""
+
+
+def drafting() -> Drafting:
+    """How serving drafts; a chain of the policy's steps while nothing is drafted yet."""
     config = wiring.settings()
-    return wiring.engines(config)[0].facts().speculative_steps or config.policy().draft_steps
+    facts = wiring.engines(config)[0].facts()
+    if not facts.speculative_steps:
+        return Drafting(steps=config.policy().draft_steps, topk=1, draft_tokens=None)
+    tokens = facts.draft_tokens if facts.speculative_topk > 1 else None
+    return Drafting(steps=facts.speculative_steps, topk=facts.speculative_topk, draft_tokens=tokens)
 
 
 @stage("reconcile replicas")

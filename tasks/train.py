@@ -13,7 +13,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 
-from tasks.serve import serving_steps
+from tasks.serve import drafting
 from tasks.stage import cache_folder, stage
 from tasks.version import fetch_held_out_shards, pin_snapshot
 from tide import candidates, checkpoints, ledger, rollout, wiring
@@ -127,9 +127,7 @@ def walk_selection(draft: Path, snapshot: Snapshot) -> EvalReport | None:
     shards = fetch_held_out_shards.fn(snapshot, Split.SELECTION, config.policy().selection_requests)
     if not shards:
         return None
-    return wiring.evaluator().evaluate(
-        draft, shards, bundle=config.bundle, split=Split.SELECTION, steps=serving_steps()
-    )
+    return wiring.evaluator().evaluate(draft, shards, bundle=config.bundle, split=Split.SELECTION, **drafting())
 
 
 @stage("publish candidate")

@@ -43,7 +43,7 @@ class Served:
             settings=lambda: config, store=lambda _config: None, evaluator=lambda: self
         ))  # fmt: skip
         monkeypatch.setattr(stage, "serving_draft", draft_model)
-        monkeypatch.setattr(stage, "serving_steps", lambda: 3)
+        monkeypatch.setattr(stage, "drafting", lambda: {"steps": 3, "topk": 1, "draft_tokens": None})
         monkeypatch.setattr(stage, "request_stats", lambda *_: join(make_stats(100, seed=1), self.window))
         monkeypatch.setattr(stage, "record", lambda found, _: self.recorded.append(found))
         monkeypatch.setattr(stage, "cache_folder", lambda kind: tmp_path / kind)

@@ -118,7 +118,8 @@ def test_the_engines_profile_and_load_reach_the_gate(store: MemoryStore, monkeyp
         raise SystemExit
 
     profile = SimpleNamespace(name="profile")
-    monkeypatch.setattr(evaluate, "_engine_load", lambda: (profile, {1: 1.0}))
+    monkeypatch.setattr(evaluate, "profile_for", lambda _target, steps: profile if steps == 3 else None)
+    monkeypatch.setattr(evaluate, "load_of", lambda _snapshot: SimpleNamespace(concurrency={1: 1.0}))
     monkeypatch.setattr(evaluate.promotion, "decide", watch)
     with pytest.raises(SystemExit):
         decide(*paired_reports({"chat": 0.4}, 40))
