@@ -1,156 +1,32 @@
 """Policy (what we decide by: versioned, frozen, recorded with every decision) and Settings (where things are).
 
-Owns defaults and their bounds. Knows nothing of adapters; wiring.py turns Settings into them.
+Owns how both are read; the policy's groups are in ``policies``. Knows nothing of adapters, which wiring.py makes of
+Settings.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from tide.domain import Record, TrainingConfig
+from tide.domain import TrainingConfig
 from tide.errors import ConfigError
+from tide.policies import CapturePolicy, CostPolicy, DriftPolicy, FiniteRecord, PromotionPolicy, RetentionPolicy
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+__all__ = ["CapturePolicy", "CostPolicy", "DriftPolicy", "Policy", "PromotionPolicy", "RetentionPolicy", "Settings"]
 
 _SHOWN = 80
 """Characters of a wrong value that an error shows."""
 
 
-class _Finite(Record):
-    """YAML knows .inf and .nan; JSON, which digests are taken of, does not."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-
-class CapturePolicy(_Finite):
-    """How logged states are cut into windows, and how many of them are wanted."""
-
-    window_s: int = Field(default=300, ge=1)
-    """Length of a harvest window, seconds; a shard belongs to the window of its close time."""
-    floor_rate: float = Field(default=0.01, ge=0, le=1)
-    """Share of requests whose states are captured while nothing is asked for; counters are kept of all."""
-    gather_time_s: float = Field(default=3600.0, gt=0)
-    """Seconds in which ``train_tokens`` are to be gathered once the drift gate asks for a draft."""
-    byte_budget_per_s: float | None = Field(default=None, gt=0)
-    """Bytes of states a second that all replicas together may write; None: no limit."""
-
-
-class DriftPolicy(_Finite):
-    """When the traffic has moved far enough."""
-
-    min_requests: int = Field(default=50, ge=1)
-    """Fewer measured requests than this give no verdict."""
-    baseline_requests: int = Field(default=500, ge=2)
-    """Measured requests after a promotion that are frozen as the baseline, ``warming`` until then. From some 500 on a
-    loss of .05 of the rate is told from the baseline's own error; with fewer the slack grows."""
-    cusum_slack: float = Field(default=0.25, ge=0)
-    """k, in standard deviations of the per-request residual."""
-    baseline_errors: float = Field(default=2.5, ge=0)
-    """Standard errors of the baseline's own mean that the slack is never below; 0 takes the baseline for exact."""
-    cusum_threshold: float = Field(default=25.0, gt=0)
-    """h, in standard deviations, at least; higher where streams of the baseline's own requests pass it too often."""
-    false_alarm_rate: float = Field(default=0.005, gt=0, lt=1)
-    """Share of streams of ``false_alarm_requests`` requests of the baseline that may pass the threshold."""
-    false_alarm_requests: int = Field(default=900, ge=1)
-    consecutive_windows: int = Field(default=2, ge=1)
-    input_js_threshold: float = Field(default=0.1, gt=0, le=1)
-    """Jensen-Shannon distance of hashed-token histograms, sampling noise taken off, that counts as moved inputs."""
-    length_js_threshold: float = Field(default=0.3, gt=0, le=1)
-    """The same for prompt and response lengths in powers of two."""
-    script_js_threshold: float = Field(default=0.2, gt=0, le=1)
-    """The same for the mix of scripts."""
-    pooled_mmd_threshold: float = Field(default=0.15, gt=0, le=1)
-    """Square root of MMD^2 of pooled states that counts as moved inputs; 3 in 10 requests of another workload: .15."""
-    absent_threshold: float = Field(default=0.1, gt=0, le=1)
-    """Rise of the share of requests without counters, token histogram or pooled state that is worth a look."""
-    engine_requests: int = Field(default=8, ge=1)
-    """Requests both served and walked offline that tell the engine from the traffic; fewer say nothing."""
-    bootstrap_tokens: int = Field(default=20_000, ge=1)
-    """Training tokens that must be there before a first draft, or a draft in place of an imported one, is trained."""
-    growth_factor: float = Field(default=2.0, gt=1)
-    """Training tokens since the incumbent was trained, over those it was trained on, that promise headroom."""
-
-
-class CostPolicy(_Finite):
-    """Whether the gain that a retrain promises is worth its cost. Off while ``training_cost`` is not set."""
-
-    training_cost: float | None = Field(default=None, gt=0)
-    """Device-seconds of one training run, all its devices together; None: the rule is off."""
-    price_ratio: float = Field(default=1.0, gt=0)
-    """Price of a second of a training device over that of a second of a serving engine."""
-    horizon: float = Field(default=86_400.0, gt=0)
-    """Seconds that the new draft is expected to serve the traffic it was made for."""
-    recovery: float = Field(default=0.7, gt=0, le=1)
-    """Share of the lost acceptance that a retrain brings back, before there is history of our own."""
-    added: float = Field(default=0.05, ge=0)
-    """Acceptance length that a retrain adds beyond what was lost, by more tokens or by inputs that were new to the
-    incumbent, before there is history of our own."""
-    prior_weight: float = Field(default=3.0, gt=0)
-    """Retrains of history that weigh as much as the two figures above."""
-
-    @property
-    def on(self) -> bool:
-        """False when nothing is weighed."""
-        return self.training_cost is not None
-
-
-class PromotionPolicy(_Finite):
-    """What a candidate must prove on the gate requests."""
-
-    alpha: float = Field(default=0.04, ge=0.001, lt=0.5)
-    """One-sided error rate a family; .04 nominal keeps the real one under .05."""
-    min_gain: float = Field(default=0.02, ge=0)
-    """Acceptance length that the overall lower bound must exceed."""
-    slice_margin: float = Field(default=0.05, gt=0)
-    """No slice may be worse than this, by its lower bound."""
-    slice_margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Margins of single slices, by name; a name that no gate request has is an error when the gate decides."""
-    context_bounds: tuple[Annotated[int, Field(gt=0)], ...] = (1024, 2048, 8192)
-    """Prompt tokens at which one context slice ends and the next begins; none: contexts are not told apart."""
-    min_requests: int = Field(default=20, ge=2)
-    min_slice_requests: int = Field(default=20, ge=2)
-    """Slices with fewer requests are pooled into ``other``."""
-    resamples: int = Field(default=4000, ge=200)
-    max_verdicts: int = Field(default=10, ge=1, le=20)
-    """Verdicts that one gate generation gives."""
-    cycle_s: float = Field(default=900.0, gt=0)
-    """Seconds between cycles of the schedule, for the false promotions a year that a verdict reports."""
-    seed: int = Field(default=0, ge=0)
-
-    @field_validator("context_bounds")
-    @classmethod
-    def _rising(cls, bounds: tuple[int, ...]) -> tuple[int, ...]:
-        if list(bounds) != sorted(set(bounds)):
-            raise ValueError("bounds must rise")
-        return bounds
-
-
-class RetentionPolicy(_Finite):
-    """Which windows of states stay on ``main``. With no limit set everything stays."""
-
-    keep_windows: int | None = Field(default=None, ge=1)
-    """Newest windows kept."""
-    max_bytes: int | None = Field(default=None, ge=1)
-    """Bytes of the newest windows kept, those that a live draft was trained on counted first."""
-    lineage_days: int | None = Field(default=None, ge=0)
-    """Days since its training that the windows of a draft in serving, or the one before it, are kept whatever the
-    limits say; None: as long as it serves or can be rolled back to."""
-    collect_after_days: int = Field(default=30, ge=1)
-    """Days after which lakeFS's garbage collection may take what left ``main``."""
-
-    @property
-    def limited(self) -> bool:
-        """False when everything stays."""
-        return self.keep_windows is not None or self.max_bytes is not None
-
-
-class Policy(_Finite):
+class Policy(FiniteRecord):
     """Everything decisions depend on. Its digest stands in every verdict."""
 
     schema_version: Literal[1] = 1
