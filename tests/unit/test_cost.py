@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -187,6 +187,7 @@ def test_requests_that_say_nothing_are_no_traffic(rows: list[dict[str, Any]]) ->
     assert cost.traffic_of(table(*rows), since=0.0, draft=A) is None
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 50)), min_size=1, max_size=20))
 def test_an_engine_is_never_busier_than_there_is_time(times: list[tuple[float, float]]) -> None:
     rows = [row(start, start + length) for start, length in times]

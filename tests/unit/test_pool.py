@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import pool as task
@@ -125,6 +125,7 @@ def test_reports_on_other_requests_states_or_targets_are_refused() -> None:
         choose(ours, walked(A, 2.5).model_copy(update={"target": TARGET.model_copy(update={"dtype": "float16"})}))
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(25, 100), min_size=1, max_size=4, unique=True), st.randoms())
 def test_the_order_of_the_pool_does_not_matter(steps: list[int], random: object) -> None:
     reports = [report(f"{n:064x}", [score("r", 100, s)], states_commit=COMMIT) for n, s in enumerate(steps)]
