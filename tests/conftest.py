@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from infra import ports
 from infra.lakefs.server import LakefsServer
 from infra.versitygw.server import S3Gateway
 from tests.support import team_lakefs as team
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile("tide", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tide")
 
 
 @pytest.fixture(scope="session")
