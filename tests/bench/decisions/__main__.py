@@ -1,6 +1,6 @@
 """Every figure of the decision benchmarks: ``python -m tests.bench.decisions`` writes ``results/decisions.json``.
 
-About ten minutes on two cores, on the collected corpus (``data/``; ``collect`` makes a new one in an hour or two).
+About twenty minutes on two cores, on the collected corpus (``data/``; ``collect`` makes a new one in an hour or two).
 ``--only`` measures some parts again and leaves the others as they were.
 """
 
