@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -156,17 +157,21 @@ def test_a_stage_that_fails_is_one_line_and_exit_1(capsys: pytest.CaptureFixture
 def test_two_stages_in_one_checkout_wait_for_each_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    inside, most = [], []
+    inside, most, begun = [], [], threading.Event()
 
     def stage() -> None:
         inside.append(1)
         most.append(len(inside))
-        time.sleep(0.05)
+        begun.set()
+        time.sleep(0.2)
         inside.pop()
 
     monkeypatch.setitem(experiment.STAGES, "train", stage)
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda _: experiment.main(["train"]), range(4))) == [0, 0, 0, 0]
+        first = pool.submit(experiment.main, ["train"])
+        assert begun.wait(60)  # its name stands in the lock file by now
+        assert list(pool.map(lambda _: experiment.main(["train"]), range(3))) == [0, 0, 0]
+        assert first.result() == 0
     assert most == [1, 1, 1, 1]
     assert f"waiting for process {os.getpid()}" in capsys.readouterr().out
 
