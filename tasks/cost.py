@@ -6,12 +6,13 @@ from typing import Any
 
 from prefect import get_run_logger
 
+from tasks.drift import in_serving_since, request_table
 from tasks.serve import drafting
-from tasks.stage import cache_folder, stage
+from tasks.stage import stage
 from tasks.throughput import load_of, profile_for
-from tide import cost, ledger, requests, snapshots, wiring
+from tide import cost, ledger, wiring
 from tide.domain import DriftReport, PoolChoice, Snapshot, Verdict
-from tide.serving_file import read_promotion, read_serving
+from tide.serving_file import read_serving
 
 
 @stage("weigh cost")
@@ -38,15 +39,11 @@ def weigh_cost(snapshot: Snapshot, report: DriftReport) -> DriftReport:
 def _traffic(snapshot: Snapshot) -> cost.Traffic | None:
     """Of the requests served since the incumbent was put into serving."""
     config = wiring.settings()
-    store = wiring.store(config)
-    serving = read_serving(store, config.drafts_repository)
-    if serving.stable is None:
+    stable = read_serving(wiring.store(config), config.drafts_repository).stable
+    if stable is None:
         return None
-    since = read_promotion(store, config.drafts_repository, serving.generation).at
-    tables = snapshots.fetch_request_tables(
-        store, snapshot.repository, snapshot.commit, cache_folder("requests"), since=since
-    )
-    return cost.traffic_of(requests.read_table(tables), since=since, draft=serving.stable.digest)
+    since = in_serving_since()
+    return cost.traffic_of(request_table(snapshot, since), since=since, draft=stable.digest)
 
 
 def _past(proposed_per_step: float) -> cost.History:

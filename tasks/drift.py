@@ -43,12 +43,17 @@ def detect_drift(snapshot: Snapshot) -> DriftReport:
 
 def request_stats(snapshot: Snapshot, incumbent: DraftModel | None) -> RequestStats:
     """Requests since the incumbent was put into serving; all there are without one."""
-    store, since = wiring.store(wiring.settings()), _in_serving_since() if incumbent else 0.0
-    tables = snapshots.fetch_request_tables(
-        store, snapshot.repository, snapshot.commit, cache_folder("requests"), since=since
-    )
-    stats = drift.stats_from_table(requests.read_table(tables))
+    since = in_serving_since() if incumbent else 0.0
+    stats = drift.stats_from_table(request_table(snapshot, since))
     return stats.take(stats.finished_at > since)
+
+
+def request_table(snapshot: Snapshot, since: float) -> Any:
+    """Rows of the windows that hold requests since a time, and some before it, as a ``pyarrow.Table``."""
+    store, folder = wiring.store(wiring.settings()), cache_folder("requests")
+    return requests.read_table(
+        snapshots.fetch_request_tables(store, snapshot.repository, snapshot.commit, folder, since=since)
+    )
 
 
 def serving_draft() -> DraftModel | None:
@@ -76,7 +81,7 @@ def _evidently(stats: RequestStats, baseline: Baseline, commit: str) -> dict[str
     return {".html": path.read_bytes(), ".evidently.json": path.with_suffix(".json").read_bytes()}
 
 
-def _in_serving_since() -> float:
+def in_serving_since() -> float:
     """When the incumbent was put into serving this time: a draft that comes back is no longer judged by its first."""
     config = wiring.settings()
     store = wiring.store(config)
