@@ -47,7 +47,8 @@ def append(
     repositories.ensure_drafts(store, repository)
     store.create_branch(repository, BRANCH, "main")
     moment = time.time() if at is None else at
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment)) + f"{int(moment * 1000) % 1000:03d}Z"
+    # Microseconds: two records of one millisecond would sort by chance, and the newest of a kind decides.
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment)) + f"{int(moment * 1e6) % 1_000_000:06d}Z"
     name = f"{ROOT}{stamp}-{kind}-{uuid.uuid4().hex[:8]}"
     signature = {".sig": signed.to_json().encode()} if signed else {}
     for suffix, content in {**(attachments or {}), **signature}.items():
