@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.promote import promote
+from tasks.capture import set_capture_rate
 from tasks.cost import weigh_cost
 from tasks.drift import detect_drift
 from tasks.engine_check import check_engine
@@ -37,6 +38,7 @@ def adapt(force: bool = False) -> AdaptResult:
     harvest_spool()
     snapshot = pin_snapshot()
     drift = check_engine(snapshot, detect_drift(snapshot))
+    set_capture_rate(drift)
     if drift.decision != "retrain" and not force:
         return AdaptResult(snapshot=snapshot, drift=drift)
     branch, verdict, promotion = None, None, None

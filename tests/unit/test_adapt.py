@@ -40,6 +40,7 @@ class Stages:
             "pin_snapshot": SNAPSHOT,
             "detect_drift": drift(),
             "check_engine": None,
+            "set_capture_rate": None,
             "look_in_pool": None,
             "weigh_cost": drift("retrain", "a reason", "cost: off"),
             "request_training": "candidate-trained",
@@ -67,7 +68,7 @@ class Stages:
         return verdict_on(B, A, "promote" if promotion else "reject"), promotion
 
 
-LOOKED = ["harvest_spool", "pin_snapshot", "detect_drift", "check_engine"]
+LOOKED = ["harvest_spool", "pin_snapshot", "detect_drift", "check_engine", "set_capture_rate"]
 
 
 def test_a_retrain_asks_the_pool_then_what_it_costs_then_trains_and_judges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def policy(plan: Plan, steps: int) -> Policy:
         steps: optimiser steps of the training run.
     """
     return Policy(
-        capture=CapturePolicy(window_s=5),
+        capture=CapturePolicy(window_s=5, floor_rate=1.0),
         drift=DriftPolicy(
             min_requests=min(30, plan.second_look_requests * 2 // 3),
             baseline_requests=max(2, plan.baseline_requests * 2 // 3),

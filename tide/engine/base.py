@@ -116,5 +116,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def set_capture_rate(self, rate: float) -> None:
+        """Capture the states of this share of the requests that arrive from now on, 0 to 1; counters stay whole.
+
+        It holds until the replica starts again. Raises EngineError when the replica captures nothing or refuses.
+        """
+
+    @abstractmethod
     def flush_cache(self) -> None:
         """Drop the prefix cache; only an idle replica can."""

@@ -153,6 +153,15 @@ class SglangEngine(Engine):
                 "install tide beside the engine, set TIDE_DRAFT_DIR, and restart it"
             ) from error
 
+    def set_capture_rate(self, rate: float) -> None:
+        """Capture the states of this share of the requests that arrive from now on, 0 to 1. Needs the admin key."""
+        taken = self._call("POST", "/set_internal_state", {"server_args": {"tide_sample_rate": rate}}).json()
+        if not (isinstance(taken, list) and taken and all(taken)):
+            raise EngineError(
+                f"{self.name}: a capture rate of {rate} was refused (answer: {str(taken)[:80]}): it takes 0 to 1, and only "
+                "where the tide plugin captures (TIDE_SPOOL_DIR); the server's log says more"
+            )
+
     def flush_cache(self) -> None:
         """Drop the prefix cache; only an idle replica can, others raise EngineError."""
         self._call("POST", "/flush_cache")
