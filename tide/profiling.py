@@ -5,7 +5,7 @@ sent. Works over the engine port; knows nothing of stores, or of what a profile 
 
 What an engine notices: answers of a fixed length to prompts that begin with a number of their own, so that nothing is
 found in the prefix cache, which is not flushed; states are not logged; the requests stand in the request table under
-the slice ``tide-profile``. Other traffic makes steps look slower than they are: measure an engine that has none.
+the slice ``tide-probe``. Other traffic makes steps look slower than they are: measure an engine that has none.
 """
 
 from __future__ import annotations

@@ -21,10 +21,9 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from tide.domain import Value
+from tide.domain import PROBE_SLICE, Value
 from tide.engine.base import Engine, Generation
 from tide.errors import EvaluationError
-from tide.load import PROFILE_SLICE
 
 Ask = Callable[[Engine, Sequence[str], int], list[Generation]]
 """Sends all prompts at once for answers of so many tokens each."""
@@ -108,7 +107,7 @@ def at_once(engine: Engine, prompts: Sequence[str], tokens: int) -> list[Generat
         return engine.generate(
             [{"role": "user", "content": prompt}],
             max_new_tokens=tokens,
-            slice=PROFILE_SLICE,
+            slice=PROBE_SLICE,
             no_logs=True,
             ignore_eos=True,
         )

@@ -32,11 +32,12 @@ from tide.domain.identity import (
 from tide.domain.profile import EngineProfile, ProfilePoint
 from tide.domain.serving import LineageRecord, Promotion, ReplicaSwap, Serving, ServingDraft
 from tide.domain.signed import Attestation, KeyId, Signed, SignedKind
-from tide.domain.states import HarvestResult, RequestSegment, Shard, ShardRequest, Snapshot, WindowManifest
+from tide.domain.states import PROBE_SLICE, HarvestResult, RequestSegment, Shard, ShardRequest, Snapshot, WindowManifest
 
 __all__ = [
     "ACCEPTANCE_DEFINITION",
     "GATE_BUCKETS",
+    "PROBE_SLICE",
     "SELECTION_BUCKETS",
     "Attestation",
     "CheckpointChoice",
