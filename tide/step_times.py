@@ -71,8 +71,13 @@ class EngineTimes:
     prefill_token_s: float
 
 
-def take_times(engines: Sequence[Engine], plan: Plan, report: Report, ask: Ask) -> list[EngineTimes]:
+def take_times(
+    engines: Sequence[Engine], plan: Plan, report: Report, ask: Ask, between: Callable[[], object] = lambda: None
+) -> list[EngineTimes]:
     """Times of every engine, in the order of the engines.
+
+    Args:
+        between: called after each repeat, the engines idle.
 
     Raises:
         EvaluationError: an answer told nothing; names the engine.
@@ -92,6 +97,7 @@ def take_times(engines: Sequence[Engine], plan: Plan, report: Report, ask: Ask) 
                 steps[i][b].append(probes[i].step(b))
         for i in order:
             prefills[i].append(probes[i].prefill())
+        between()
     found = [_medians(*taken) for taken in zip(steps, prefills, strict=True)]
     for engine, times in zip(engines, found, strict=True):
         said = ", ".join(f"{b}: {1e3 * s:.1f} ms ±{times.spread[b]:.0%}" for b, s in times.step_s.items())

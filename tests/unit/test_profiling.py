@@ -238,6 +238,19 @@ def test_requests_are_sent_together_of_fixed_length_unlogged_and_under_their_own
     assert engine.told == [{"max_new_tokens": 7, "slice": PROBE_SLICE, "no_logs": True, "ignore_eos": True}] * 3
 
 
+def test_what_is_to_be_compared_is_measured_between_the_repeats() -> None:
+    told: list[str] = []
+    profiling.measure(
+        Timed("plain", 0),
+        [Timed("three", 3)],
+        PLAN,
+        ask=ask,
+        report=told.append,
+        between=lambda: told.append("between"),
+    )
+    assert told[:6] == ["repeat 1/3", "between", "repeat 2/3", "between", "repeat 3/3", "between"]
+
+
 def profile(verify: float = 0.06, **fields: Any) -> EngineProfile:
     point = ProfilePoint(concurrency=1, plain_step_s=0.05, verify_step_s=verify, draft_step_s=0.0)
     return EngineProfile(points=(point,), **({"target": TARGET} | fields))
