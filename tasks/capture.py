@@ -12,7 +12,7 @@ from tide.errors import EngineError
 
 @stage("set capture rate")
 def set_capture_rate(report: DriftReport) -> None:
-    """Set the rate that a drift report asks for on every replica; one that cannot be reached is named, and stops nothing.
+    """Set the rate that a drift report asks for on every replica; one that cannot be reached stops nothing.
 
     A replica that starts again captures at its own TIDE_SAMPLE_RATE until the next cycle.
     """

@@ -1,11 +1,12 @@
 """Throughput with and without speculation on a real SGLang: writes ``data/profile.json`` and ``data/speed.json``.
 
-One engine without speculation and one for each number of draft steps, all of the same target, take turns: a
-repeat of their profile (tide.profiling), then drafts serve the same prompts as plain decoding, at one concurrency: all
-of them with the last number of steps, the first one with the others too; and so on for all conditions and repeats. Drafts are swapped in the running engines.
-Prompts come from a file of JSON lines with ``workload``, ``messages`` and, where the corpus has the request, its
-``request``; without a file from the packaged workloads. ``--tokens`` should be the limit of the corpus's answers, so
-that its walk is of the same answers. Run alone on a quiet machine; about 40 minutes with the defaults and two drafts:
+One engine without speculation and one for each number of draft steps, all of the same target, take turns: a repeat of
+their profile (tide.profiling), then drafts serve the same prompts as plain decoding, at one concurrency: all of them
+with the last number of steps, the first one with the others too; and so on for all conditions and repeats. Drafts are
+swapped in the running engines. Prompts come from a file of JSON lines with ``workload``, ``messages`` and, where the
+corpus has the request, its ``request``; without a file from the packaged workloads. ``--tokens`` should be the limit of
+the corpus's answers, so that its walk is of the same answers. Run alone on a quiet machine; about 40 minutes with the
+defaults and two drafts:
 
     python -m tests.bench.decisions.speed --draft chat=DIR --draft code=DIR [--prompts FILE] [--steps 1,3]
         [--concurrency 1:3,4:8] [--tokens 48] [--repeats 4] [--dtype bfloat16] [--out DIR]
