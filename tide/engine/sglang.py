@@ -158,8 +158,8 @@ class SglangEngine(Engine):
         taken = self._call("POST", "/set_internal_state", {"server_args": {"tide_sample_rate": rate}}).json()
         if not (isinstance(taken, list) and taken and all(taken)):
             raise EngineError(
-                f"{self.name}: a capture rate of {rate} was refused (answer: {str(taken)[:80]}): it takes 0 to 1, and only "
-                "where the tide plugin captures (TIDE_SPOOL_DIR); the server's log says more"
+                f"{self.name}: a capture rate of {rate} was refused (answer: {str(taken)[:80]}): it takes 0 to 1, and "
+                "only where the tide plugin captures (TIDE_SPOOL_DIR); the server's log says more"
             )
 
     def flush_cache(self) -> None:
