@@ -1,7 +1,7 @@
 """Runs a command as a Slurm job and stays with it: ``python -m infra.pools.slurm --partition=mi250 -- COMMAND``.
 
-Prefect's process worker knows one process: the one that it starts, signals at Cancel, and reads the exit code of. This is
-that process. Owns that the job's end is its end and the other way round, whether the job runs or still waits in the queue.
+Prefect's process worker knows one process: the one that it starts, signals at Cancel, and reads the exit code of. This
+is that process. Owns that the job's end is its end and the other way round, whether the job runs or waits in the queue.
 Knows nothing of what the job does. Standard library only: it runs on a login node.
 """
 

@@ -1,4 +1,4 @@
-"""The worked example, gpt-oss-120b on a node with 4 MI250: its files agree with the code, with vendors and one another."""
+"""The worked example, gpt-oss-120b on a node with 4 MI250: its files agree with code, vendors and one another."""
 
 from __future__ import annotations
 

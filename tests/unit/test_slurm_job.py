@@ -1,4 +1,4 @@
-"""A command as a Slurm job, against stand-ins for srun and scancel: its end is the job's end, and the other way round."""
+"""A command as a Slurm job, against stand-ins for srun and scancel: its end is the job's, and the other way round."""
 
 from __future__ import annotations
 
@@ -77,9 +77,7 @@ def test_a_killed_srun_leaves_no_job_behind(job: subprocess.Popen[str], stand_in
     assert (stand_ins / "scancel").exists()
 
 
-def test_a_job_that_ignores_signals_is_killed_after_a_grace(
-    stand_ins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_ignores_signals_is_killed_after_a_grace(stand_ins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "GRACE_S", 0.3)
     job = slurm.Job("tide-x", [], ["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"])
     time.sleep(0.3)

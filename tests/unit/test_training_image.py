@@ -19,6 +19,7 @@ ARGS = dict(i.text.split("=", 1) for i in FILE if i.name == "ARG")
 LOCK = (FOLDER / "requirements.lock").read_text()
 PINNED = dict(re.findall(r"^([a-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", LOCK, re.M))
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 
 
 def named(name: str) -> list[str]:
@@ -81,8 +82,9 @@ def test_the_lock_has_specforges_own_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    "requirement", [*PROJECT["dependencies"], *(r for e in ("pipeline", "train") for r in PROJECT["optional-dependencies"][e])]
-)  # fmt: skip
+    "requirement",
+    [*PROJECT["dependencies"], *EXTRAS["pipeline"], *EXTRAS["train"]],
+)
 def test_the_lock_has_what_the_project_asks_for(requirement: str) -> None:
     name, exact = re.match(r"([A-Za-z0-9_-]+)", requirement)[1].lower(), re.search(r"==([\w.]+)", requirement)  # type: ignore[index]
     if name == "torch":
@@ -97,5 +99,9 @@ def test_it_runs_the_command_of_the_deployments() -> None:
 
 
 def test_the_readme_says_what_was_not_run() -> None:
-    for readme in (FOLDER / "README.md", REPOSITORY / "infra/pools/README.md", REPOSITORY / "infra/pools/gpt-oss-120b/README.md"):
+    for readme in (
+        FOLDER / "README.md",
+        REPOSITORY / "infra/pools/README.md",
+        REPOSITORY / "infra/pools/gpt-oss-120b/README.md",
+    ):
         assert re.search(r"not run[^.]*MI250 hardware", " ".join(readme.read_text().split()), re.I), readme

@@ -28,7 +28,7 @@ def preflight(
         bool | None,
         typer.Option(
             "--rehearse/--no-rehearse",
-            help="Train three steps on made-up rows, on two ranks at least; by itself where there is a GPU or more ranks.",
+            help="Train three steps on made-up rows, on two ranks at least; [with a GPU or several ranks]",
         ),
     ] = None,
     states: Annotated[str, typer.Option(help="States commit or branch that would be trained on.")] = "main",

@@ -27,9 +27,9 @@ class TrainingConfig(Record):
     batch_size: int = Field(default=4, ge=1)
     """Samples of one optimizer step, over all ranks: it must divide among them."""
     device_batch_size: int | None = Field(default=None, ge=1)
-    """Samples that one rank computes at once; fewer than its share of ``batch_size`` are accumulated. None: its share."""
+    """Samples that one rank computes at once; fewer than its share of ``batch_size`` are accumulated. None: all."""
     ranks: int | None = Field(default=None, ge=1)
-    """Data-parallel processes; None: one a GPU (on MI250 one a GCD), or one on a CPU. ``TIDE_TRAIN_RANKS`` overrides."""
+    """Data-parallel processes, ``TIDE_TRAIN_RANKS`` over it; None: one a GPU (on MI250 one a GCD), or one on a CPU."""
     attention_backend: Literal["sdpa", "flex_attention"] | None = None
     """None: ``flex_attention`` on GPUs, ``sdpa``, which materialises length x length scores, on a CPU."""
     no_progress_s: float = Field(default=300.0, gt=0)

@@ -78,7 +78,9 @@ class Preflight(Record):
     def check(self) -> None:
         """Raises TrainingError naming every finding that is wrong, and how to mend it."""
         if self.wrong:
-            told = "; ".join(f"{f.name}: {f.detail} ({f.fix})" if f.fix else f"{f.name}: {f.detail}" for f in self.wrong)
+            told = "; ".join(
+                f"{f.name}: {f.detail} ({f.fix})" if f.fix else f"{f.name}: {f.detail}" for f in self.wrong
+            )
             raise TrainingError(f"this worker cannot train: {told}")
 
 

@@ -1,7 +1,7 @@
 """What a training run may use of this machine: its devices, the ranks on them, and their memory.
 
-Owns how devices are found and how the number of ranks is decided. There is no silent step from GPUs down to a CPU: where
-GPUs are expected (``TIDE_TRAIN_DEVICE``, or AMD's driver is there), their absence is an error.
+Owns how devices are found and how the number of ranks is decided. There is no silent step from GPUs down to a CPU:
+where GPUs are expected (``TIDE_TRAIN_DEVICE``, or AMD's driver is there), their absence is an error.
 """
 
 from __future__ import annotations

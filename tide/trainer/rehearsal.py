@@ -1,7 +1,7 @@
 """A few real steps on made-up rows, before a run is given hours and data: do kernels compile, do collectives return?
 
-Owns the made-up samples and the verdict. The steps are those of a run: SpecForge, every rank, the real length, attention,
-batch and vocabulary; within a deadline.
+Owns the made-up samples and the verdict. The steps are those of a run: SpecForge, every rank, the real length,
+attention, batch and vocabulary; within a deadline.
 """
 
 from __future__ import annotations
@@ -114,9 +114,7 @@ def _log(folder: Path) -> str:
     return (folder / LOG).read_text(errors="replace")
 
 
-def made_up(
-    paths: RunPaths, target: TargetContract, config: TrainingConfig, hardware: Hardware, count: int
-) -> Samples:
+def made_up(paths: RunPaths, target: TargetContract, config: TrainingConfig, hardware: Hardware, count: int) -> Samples:
     """Samples of the longest length a run may have: one on disk, under as many names as are needed."""
     generator = torch.Generator().manual_seed(config.seed)
     rows, width = config.max_length, target.hidden_size

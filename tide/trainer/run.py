@@ -65,9 +65,7 @@ def run_specforge(
     started = time.monotonic()
     with (
         sigterm_cancels(),
-        GroupProcess(
-            command(hardware, file), env=environment(hardware, os.environ), log=run / LOG, cwd=run
-        ) as process,
+        GroupProcess(command(hardware, file), env=environment(hardware, os.environ), log=run / LOG, cwd=run) as process,
     ):
         watch = Watch(
             plan.total_steps, started, first_step_s=first_step_s, step_s=config.no_progress_s, bad_steps=bad_steps
@@ -83,9 +81,7 @@ def clean(paths: RunPaths) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _timed(
-    lines: Iterator[str | None], watch: Watch, started: float, within_s: float | None
-) -> Iterator[str | None]:
+def _timed(lines: Iterator[str | None], watch: Watch, started: float, within_s: float | None) -> Iterator[str | None]:
     for line in lines:
         if within_s is not None and time.monotonic() - started > within_s:
             raise TrainingStalled(f"training: at step {watch.step} of {watch.total_steps} after {within_s:.0f} s")

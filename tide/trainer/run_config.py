@@ -173,7 +173,7 @@ def command(hardware: Hardware, config: Path) -> list[str]:
     rank = ["tide.trainer.rank", "train", "-c", str(config)]
     if hardware.ranks == 1:
         return [sys.executable, "-m", *rank]
-    launcher = ["--standalone", "--nproc-per-node", str(hardware.ranks), "--module"]
+    launcher = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(hardware.ranks), "--module"]
     return [sys.executable, "-m", "tide.trainer.torchrun", *launcher, *rank]
 
 

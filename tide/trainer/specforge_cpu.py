@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+
 def install() -> None:
     """Put plain PyTorch, float32 and supervised rows only, where SpecForge has GPU kernels or bfloat16 arithmetic."""
     import specforge.algorithms.eagle3.model as eagle3

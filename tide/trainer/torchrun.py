@@ -1,7 +1,7 @@
-"""torchrun, bound to the process that started it: ``python -m tide.trainer.torchrun --standalone --nproc-per-node 8 ...``
+"""torchrun, bound to the process that started it: ``python -m tide.trainer.torchrun --standalone ...``
 
-Owns that no rank outlives torchrun and torchrun not its parent, even by SIGKILL, and that a stop that was asked for ends
-with the exit code of one. torchrun gives each rank a session of its own, so no signal to a group would reach them.
+Owns that no rank outlives torchrun and torchrun not its parent, even by SIGKILL, and that a stop that was asked for
+ends with the exit code of one. torchrun gives each rank a session of its own, so no signal to a group would reach them.
 Everything else is torchrun's own.
 """
 
