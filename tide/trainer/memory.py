@@ -13,8 +13,8 @@ from tide.draft_format import expected_shapes
 
 SCORE_BYTES = 15.0
 """Of one attention score (query row x key row x head x draft step) with ``sdpa``, kept for the backward pass and used
-in it. Fitted to the peak memory that SpecForge's own benchmark printed (SpecForge pull request 97: B200, bfloat16, batch
-4, 32 heads, 7 steps): with ``_attention_rows`` within 1% from 640 to 3200 rows (66.7 GiB at 2176)."""
+in it. Fitted to the peak memory that SpecForge's own benchmark printed (SpecForge pull request 97: B200, bfloat16,
+batch 4, 32 heads, 7 steps): with ``_attention_rows`` within 1% from 640 to 3200 rows (66.7 GiB at 2176)."""
 WORKERS, PREFETCHED = 4, 2
 """Data loader processes a rank on GPUs, and batches that each holds ready in shared memory (PyTorch's default)."""
 _STATE_BYTES = 16
