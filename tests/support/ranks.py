@@ -1,7 +1,7 @@
 """Two ranks that talk over gloo as a training does, and hang: ``python -m tests.support.ranks``, under torchrun.
 
-Rank 1 never comes to the second collective, as one whose kernel or network has died. As in SpecForge, SIGTERM is handled
-in Python: a rank that waits inside a collective never gets to it.
+Rank 1 never comes to the second collective, as one whose kernel or network has died. As in SpecForge, SIGTERM is
+handled in Python: a rank that waits inside a collective never gets to it.
 """
 
 from __future__ import annotations
