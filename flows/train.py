@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from tasks.train import fetch_parent, publish_candidate, select_checkpoint, train_draft, verify_parent
+from tasks.train import fetch_parent, preflight, publish_candidate, select_checkpoint, train_draft, verify_parent
 from tasks.version import fetch_training_shards, pin_snapshot
 from tide.domain import DraftModel, DriftReport
 
@@ -19,8 +19,9 @@ def train(branch: str, states_ref: str = "main", drift: DriftReport | None = Non
         drift: the report that asked for it, for the lineage.
     """
     snapshot = pin_snapshot(states_ref)
-    shards = fetch_training_shards(snapshot)
     parent = fetch_parent()
+    preflight(snapshot, parent)
+    shards = fetch_training_shards(snapshot)
     verify_parent(parent)
     result = train_draft(snapshot, shards, parent)
     chosen = select_checkpoint(result, snapshot)

@@ -6,6 +6,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Sequence
+from logging import INFO, WARNING
 from pathlib import Path
 
 from prefect import get_run_logger
@@ -23,7 +24,7 @@ from tide.draft_files import load_draft
 from tide.errors import Gone, NotFound, TrainingError
 from tide.files import whole_folder
 from tide.repositories import CANDIDATE
-from tide.trainer.base import Checkpoint, ProgressCallback, TrainingData, TrainingResult
+from tide.trainer.base import Checkpoint, Preflight, ProgressCallback, TrainingData, TrainingResult
 
 
 @stage("request training")
@@ -75,11 +76,39 @@ def verify_parent(parent: Path | None) -> None:
         get_run_logger().info("parent reproduces its acceptance length %.3f", report.acceptance_length)
 
 
+@stage("preflight")
+def preflight(snapshot: Snapshot, parent: Path | None) -> Preflight:
+    """Look at this worker before any states are loaded.
+
+    Raises:
+        TrainingError: it cannot do the run; names what is wrong, and how to mend it.
+    """
+    config, logger = wiring.settings(), get_run_logger()
+    policy = config.policy()
+    found = wiring.trainer().preflight(
+        policy.train,
+        target=snapshot.target,
+        tokens=min(snapshot.rows, policy.train_tokens),
+        parent=parent,
+        bundle=config.bundle,
+        workdir=runs_folder(),
+    )
+    for finding in found.findings:
+        logger.log(INFO if finding.state == "ok" else WARNING, "%s: %s. %s", finding.name, finding.detail, finding.fix)
+    found.check()
+    return found
+
+
+def runs_folder() -> Path:
+    """Where each training run has a folder of its own."""
+    return wiring.settings().home / "train"
+
+
 @stage("train draft")
 def train_draft(snapshot: Snapshot, shards: Sequence[Path], parent: Path | None) -> TrainingResult:
     """Train with SpecForge; progress goes to the log and to a progress artifact. The folder is this run's own."""
     config = wiring.settings()
-    workdir = config.home / "train" / uuid.uuid4().hex[:12]
+    workdir = runs_folder() / uuid.uuid4().hex[:12]
     workdir.mkdir(parents=True)
     return wiring.trainer().train(
         TrainingData(shards=tuple(shards), target=snapshot.target),
@@ -171,7 +200,7 @@ def _tidy(checkpoint: Checkpoint, digest: str) -> None:
     if not kept.exists():  # else an equal candidate has put it there, perhaps at this moment
         with whole_folder(kept, replace=False) as folder:
             shutil.copytree(checkpoint.draft, folder, dirs_exist_ok=True)
-    runs = (wiring.settings().home / "train").absolute()
+    runs = runs_folder().absolute()
     for folder in checkpoint.draft.absolute().parents:
         if folder.parent == runs:
             shutil.rmtree(folder, ignore_errors=True)

@@ -30,6 +30,7 @@ COMMANDS = (
     "demo",
     "erase",
     "profile",
+    "preflight",
 )
 
 

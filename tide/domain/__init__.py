@@ -15,7 +15,7 @@ from tide.domain.decisions import (
     SliceVerdict,
     Verdict,
 )
-from tide.domain.drafts import DraftModel, TrainingConfig, TrainingProgress
+from tide.domain.drafts import DraftModel, PreflightConfig, TrainingConfig, TrainingProgress
 from tide.domain.erasure import ErasedObject, Erasure, ErasureDone
 from tide.domain.identity import (
     GATE_BUCKETS,
@@ -60,6 +60,7 @@ __all__ = [
     "LineageRecord",
     "PoolChoice",
     "PredictedThroughput",
+    "PreflightConfig",
     "ProfilePoint",
     "Promotion",
     "Record",
