@@ -3,6 +3,7 @@
 Owns names, schema versions and what makes two things the same. Knows nothing of files, clients, tensors or clocks.
 """
 
+from tide.domain.approval import Approval, ApprovalAnswer, ApprovalRequest, ApprovalSettlement, Proposal
 from tide.domain.choices import CheckpointChoice, CheckpointScore, CostDecision, PoolChoice
 from tide.domain.decisions import (
     ACCEPTANCE_DEFINITION,
@@ -38,6 +39,10 @@ __all__ = [
     "ACCEPTANCE_DEFINITION",
     "GATE_BUCKETS",
     "SELECTION_BUCKETS",
+    "Approval",
+    "ApprovalAnswer",
+    "ApprovalRequest",
+    "ApprovalSettlement",
     "Attestation",
     "CheckpointChoice",
     "CheckpointScore",
@@ -61,6 +66,7 @@ __all__ = [
     "PredictedThroughput",
     "ProfilePoint",
     "Promotion",
+    "Proposal",
     "Record",
     "ReplicaSwap",
     "RequestScore",
