@@ -190,8 +190,7 @@ def _new_request(store: Store, proposal: Proposal, run: str) -> ApprovalRequest 
     """Record that this run waits, if policy wants a person's word on it."""
     config = wiring.settings()
     drafts, policy = config.drafts_repository, config.policy().approval
-    stable = rollout.read_serving(store, drafts).stable
-    first = stable is None or rollout.read_draft(store, drafts, MAIN, stable.digest).imported
+    first = policy.mode == "conditions" and _nothing_of_ours_serves(store)
     reasons = approval_rules.needed(proposal.verdict, policy, first=first)
     if not reasons:
         return None
@@ -200,6 +199,12 @@ def _new_request(store: Store, proposal: Proposal, run: str) -> ApprovalRequest 
     approvals.ask(store, drafts, request)
     get_run_logger().info("asks for approval: %s", "; ".join(reasons))
     return request
+
+
+def _nothing_of_ours_serves(store: Store) -> bool:
+    drafts = wiring.settings().drafts_repository
+    stable = rollout.read_serving(store, drafts).stable
+    return stable is None or rollout.read_draft(store, drafts, MAIN, stable.digest).imported
 
 
 def _supersede(store: Store, book: approvals.Book, request: ApprovalRequest | None, run: str, verdict: Verdict) -> None:

@@ -39,15 +39,20 @@ definitions:
   cpu: &cpu {name: cpu, job_variables: {command: python -m prefect.engine}}
 deployments:
   - name: promote
-    entrypoint: tests.support.approval_flows.promote
+    entrypoint: approval_deployments.promote
     work_pool: *cpu
     concurrency_limit: {limit: 1, collision_strategy: ENQUEUE}
   - name: cycle
-    entrypoint: tests.support.approval_flows.cycle
+    entrypoint: approval_deployments.cycle
     work_pool: *cpu
   - name: tidy
-    entrypoint: tests.support.approval_flows.tidy
+    entrypoint: approval_deployments.tidy
     work_pool: *cpu
+"""
+FLOWS = """
+from tests.support.approval_flows import cycle, install, tidy
+
+promote = install()
 """
 PROFILE = """
 active = "test"
@@ -121,6 +126,7 @@ def service(lakefs_server: LakefsServer, tmp_path_factory: pytest.TempPathFactor
     home, port = tmp_path_factory.mktemp("home"), ports.free_port()
     code = tmp_path_factory.mktemp("code")
     (code / "prefect.yaml").write_text(DEPLOYMENTS)
+    (code / "approval_deployments.py").write_text(FLOWS)
     (home / "prefect").mkdir(mode=0o700)
     (home / "prefect" / "profiles.toml").write_text(PROFILE)
     access, (key_file, key) = lakefs_server.credentials, keys.ensure(home)
@@ -133,7 +139,7 @@ def service(lakefs_server: LakefsServer, tmp_path_factory: pytest.TempPathFactor
         "TIDE_POLICY_FILE": str(home / "policy.yaml"),
         "TIDE_SIGNING_KEY_FILE": str(key_file),
         "TIDE_PUBLIC_KEYS": key.public,
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.pathsep.join([str(code), *sys.path]),
     }
     store = LakefsStore(lakefs_server.endpoint, access.access_key, access.secret_key)
     repositories.ensure_drafts(store, DRAFTS)
@@ -209,10 +215,11 @@ def test_whatever_people_do_there_is_one_promotion_every_refusal_is_recorded_and
     assert (code, "too late" in told) == (1, True), told
 
     # After the timeout.
-    service.write_policy(timeout_s=0.5)
+    service.write_policy(timeout_s=4.0)
     third = service.start("promote", branch=service.candidate(D))
     service.wait(third, "PAUSED", round=0)
-    time.sleep(0.5)
+    (waits,) = approvals.waiting(service.store, DRAFTS)
+    time.sleep(max(0.0, waits.request.expires_at - time.time()))
     code, told = service.tide("approve", third)
     assert (code, "timeout" in told) == (1, True), told
     service.start("tidy")

@@ -1,15 +1,16 @@
 """The promote flow as it is, on a real store, with two stages stood in for: judging, and the rollout on replicas.
 
 Both are tested elsewhere, and take minutes and an engine. Here a verdict is signed against what serves, and a
-promotion is the merge of ``serving.json`` past the real guard, which is where a race is lost. Workers of the test load
-this module; ``cycle`` ends as adapt does, ``tidy`` does what the scheduled reconcile flow does.
+promotion is the merge of ``serving.json`` past the real guard, which is where a race is lost. The test's worker
+installs them in its own process; ``cycle`` ends as adapt does, ``tidy`` does what the scheduled reconcile flow does.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
-from prefect import flow
+from prefect import Flow, flow
 
 from flows import promote as promoting
 from tasks.approvals import expire_approvals, start_promotion
@@ -66,9 +67,10 @@ def roll_out(branch: str, digest: str, expected_generation: int) -> Promotion | 
     return promotion
 
 
-promoting.judge = judge  # type: ignore[assignment]
-promoting.roll_out = roll_out  # type: ignore[assignment]
-promote = promoting.promote
+def install() -> Flow[..., Any]:
+    """Put the stand-ins in place, in a process of its own, and return the promote flow."""
+    promoting.judge, promoting.roll_out = judge, roll_out  # type: ignore[assignment]
+    return promoting.promote
 
 
 @flow(name="cycle")
