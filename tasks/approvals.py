@@ -28,7 +28,6 @@ from tide.approval_answers import Form
 from tide.attestation import check_verdict
 from tide.domain import ApprovalAnswer, ApprovalRequest, ApprovalSettlement, Proposal, Value, Verdict
 from tide.errors import SignatureRefused
-from tide.repositories import MAIN
 from tide.serving_file import candidate_on, read_signed_verdict
 from tide.store.base import Store
 
@@ -95,12 +94,12 @@ def await_approval(proposal: Proposal) -> ApprovalSettlement | None:
     request = request_approval(proposal)
     if request is None:
         return None
-    standing = settle_approval(request)
+    standing = settle_approval(request, proposal.verdict)
     while standing.ended is None:
         key = f"approval-{request.digest()[:12]}-{standing.round}"
         form = form_for(key, approval_text.to_markdown(request, proposal.verdict))
         record_answer(request, form)
-        standing = settle_approval(request)
+        standing = settle_approval(request, proposal.verdict)
     return standing.ended
 
 
@@ -123,8 +122,8 @@ def request_approval(proposal: Proposal) -> ApprovalRequest | None:
 
 
 @stage("settle approval")
-def settle_approval(request: ApprovalRequest) -> Standing:
-    """How a request ended, by the answers in the ledger; recorded once.
+def settle_approval(request: ApprovalRequest, verdict: Verdict) -> Standing:
+    """How a request ended, by the answers in the ledger; recorded once, an approval beside its candidate as well.
 
     Raises:
         SignatureRefused: the ledger says approved, and the answers in it do not: somebody wrote into it.
@@ -140,6 +139,7 @@ def settle_approval(request: ApprovalRequest) -> Standing:
         return Standing(round=len(answers))
     if ended.outcome == "approved":
         approval_rules.require_approved(request, answers, policy, loopback=loopback)
+        approvals.attach(store, drafts, verdict, ended)
     get_run_logger().info("%s: %s", ended.outcome, "; ".join(ended.reasons))
     return Standing(ended=ended)
 
@@ -190,8 +190,7 @@ def _new_request(store: Store, proposal: Proposal, run: str) -> ApprovalRequest 
     """Record that this run waits, if policy wants a person's word on it."""
     config = wiring.settings()
     drafts, policy = config.drafts_repository, config.policy().approval
-    first = policy.mode == "conditions" and _nothing_of_ours_serves(store)
-    reasons = approval_rules.needed(proposal.verdict, policy, first=first)
+    reasons = approvals.reasons_for(store, drafts, proposal.verdict, policy)
     if not reasons:
         return None
     require_suspendable()
@@ -199,12 +198,6 @@ def _new_request(store: Store, proposal: Proposal, run: str) -> ApprovalRequest 
     approvals.ask(store, drafts, request)
     get_run_logger().info("asks for approval: %s", "; ".join(reasons))
     return request
-
-
-def _nothing_of_ours_serves(store: Store) -> bool:
-    drafts = wiring.settings().drafts_repository
-    stable = rollout.read_serving(store, drafts).stable
-    return stable is None or rollout.read_draft(store, drafts, MAIN, stable.digest).imported
 
 
 def _supersede(store: Store, book: approvals.Book, request: ApprovalRequest | None, run: str, verdict: Verdict) -> None:

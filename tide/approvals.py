@@ -11,14 +11,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tide import approval_rules, ledger
-from tide.domain import ApprovalAnswer, ApprovalRequest, ApprovalSettlement, Value
-from tide.errors import AlreadyExists
+from tide import approval_rules, ledger, lineage
+from tide.domain import ApprovalAnswer, ApprovalRequest, ApprovalSettlement, Value, Verdict
+from tide.errors import AlreadyExists, ApprovalRefused, NothingToCommit
 from tide.policies import ApprovalPolicy
+from tide.repositories import MAIN
+from tide.serving_file import draft_prefix, read_draft, read_serving
 from tide.store.base import Store
 
 REQUEST, ANSWER, SETTLED, STALE = "approval_request", "approval_answer", "approval_settled", "approval_stale"
 """Kinds in the ledger."""
+APPROVAL_FILE = "approval.json"
+"""Beside a draft: how the people who were asked decided."""
 
 
 class Waiting(Value):
@@ -87,6 +91,37 @@ def waiting(store: Store, repository: str) -> list[Waiting]:
     return read(store, repository).waiting()
 
 
+def reasons_for(store: Store, repository: str, verdict: Verdict, policy: ApprovalPolicy) -> tuple[str, ...]:
+    """Why a person must agree to a promotion; empty when nobody needs to. What serves is looked up where it matters."""
+    first = False
+    if policy.mode == "conditions":
+        stable = read_serving(store, repository).stable
+        first = stable is None or read_draft(store, repository, MAIN, stable.digest).imported
+    return approval_rules.needed(verdict, policy, first=first)
+
+
+def require(store: Store, repository: str, verdict: Verdict, policy: ApprovalPolicy, *, loopback: bool) -> None:
+    """Let a promotion by hand through the same door: where policy wants a person, the ledger has their approval.
+
+    Raises:
+        ApprovalRefused: it has not.
+        SignatureRefused: it says so, and the answers in it do not.
+    """
+    reasons = reasons_for(store, repository, verdict, policy)
+    if not reasons:
+        return
+    book, digest = read(store, repository), verdict.digest()
+    for request in book.requests:
+        ended = book.end_of(request)
+        if request.verdict == digest and ended is not None and ended.outcome == "approved":
+            approval_rules.require_approved(request, book.answers_to(request), policy, loopback=loopback)
+            return
+    raise ApprovalRefused(
+        f"policy wants a person to approve verdict {digest[:12]} ({'; '.join(reasons)}), and nobody has: "
+        "`tide run promote -p branch=BRANCH` asks"
+    )
+
+
 def ask(store: Store, repository: str, request: ApprovalRequest) -> None:
     """Record that a promotion waits."""
     ledger.append(store, repository, REQUEST, request, at=request.asked_at)
@@ -115,6 +150,17 @@ def void(store: Store, repository: str, request: ApprovalRequest, reason: str, n
     with contextlib.suppress(AlreadyExists):
         _once(store, repository, STALE, request, settlement)
     return settlement
+
+
+def attach(store: Store, repository: str, verdict: Verdict, settlement: ApprovalSettlement) -> None:
+    """Put an approval beside the candidate and into its lineage, which a promotion merges. Again is harmless."""
+    path = f"{draft_prefix(verdict.candidate)}{APPROVAL_FILE}"
+    record = lineage.approved_record(verdict, settlement).to_metadata()
+    if store.head(repository, settlement.branch).metadata == record:
+        return
+    store.put(repository, settlement.branch, path, settlement.to_json().encode())
+    with contextlib.suppress(NothingToCommit):
+        store.commit(repository, settlement.branch, f"approved {verdict.candidate[:12]}", record)
 
 
 def expire(

@@ -21,7 +21,7 @@ import yaml
 from infra import local, ports, prefect, processes
 from infra.lakefs.server import LakefsServer
 from tests.support import approval_flows
-from tide import approvals, keys, ledger, repositories, wiring
+from tide import approvals, keys, ledger, provenance, repositories, wiring
 from tide.config import ApprovalPolicy, Policy
 from tide.domain import LineageRecord, Promotion, Serving, Verdict
 from tide.prefect_runs import FINAL, PrefectRuns
@@ -236,6 +236,7 @@ def test_whatever_people_do_there_is_one_promotion_every_refusal_is_recorded_and
     assert judged.count(B) == 1, "what waits is not judged again when it is resumed"
     assert (judged.count(C), judged.count(D)) == (2, 1)
     assert approvals.waiting(service.store, DRAFTS) == []
+    assert provenance.changes(service.store, DRAFTS)[-1].verdict_facts["approved_by"] == "ada"
     ended = {run.id: run.type for run in service.runs.of_flow("promote")}
     assert ended == dict.fromkeys((first, second, third), "COMPLETED")
 

@@ -16,7 +16,7 @@ from flows import promote as promoting
 from tasks.approvals import expire_approvals, start_promotion
 from tests.support.signed import put_verdict, verdict_on
 from tide import ledger, wiring
-from tide.domain import Attestation, Promotion, Proposal, Serving, ServingDraft
+from tide.domain import Attestation, Promotion, Proposal, Serving, ServingDraft, Verdict
 from tide.errors import Conflict
 from tide.serving_file import candidate_on, change_serving, read_serving, read_signed_verdict
 
@@ -45,7 +45,9 @@ def roll_out(branch: str, digest: str, expected_generation: int) -> Promotion | 
     if before.generation != expected_generation:
         return None
     signed = read_signed_verdict(store, drafts, branch, digest)
-    after = Serving(generation=before.generation + 1, stable=ServingDraft(digest=digest), previous=before.stable)
+    verdict = Verdict.model_validate_json(signed.payload).digest()
+    stable = ServingDraft(digest=digest, verdict=verdict)
+    after = Serving(generation=before.generation + 1, stable=stable, previous=before.stable)
     previous = before.stable.digest if before.stable else None
     statement = Attestation(
         kind="promotion", generation=after.generation, draft=digest, previous=previous, verdict=signed, at=time.time()
@@ -55,7 +57,7 @@ def roll_out(branch: str, digest: str, expected_generation: int) -> Promotion | 
         generation=after.generation,
         draft=digest,
         previous=previous,
-        verdict=None,
+        verdict=verdict,
         replicas=(),
         at=time.time(),
     )

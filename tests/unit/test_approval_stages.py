@@ -15,7 +15,7 @@ from tasks import approvals as stages
 from tests.fakes.memory_store import MemoryStore
 from tests.support.approving import POLICY, form, signed_form
 from tests.support.signed import KEY, STRANGER, put_verdict, verdict_on
-from tide import approval_rules, approvals, ledger, repositories, wiring
+from tide import approval_rules, approvals, history, ledger, repositories, wiring
 from tide.approval_answers import Form
 from tide.config import ApprovalPolicy, Policy, Settings
 from tide.domain import (
@@ -28,7 +28,8 @@ from tide.domain import (
     ServingDraft,
     Verdict,
 )
-from tide.errors import ConfigError, SignatureRefused
+from tide.errors import ApprovalRefused, ConfigError, SignatureRefused
+from tide.serving_file import candidate_on
 from tide.signing import TrustedKeys
 
 DRAFTS = "svc-drafts"
@@ -129,7 +130,7 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    monkeypatch.setattr(stages.rollout, "read_draft", lambda *_: SimpleNamespace(imported=True))
+    monkeypatch.setattr(approvals, "read_draft", lambda *_: SimpleNamespace(imported=True))
     return Rig(tmp_path, monkeypatch)
 
 
@@ -150,6 +151,9 @@ def test_a_run_waits_once_however_often_it_starts_and_goes_on_when_it_is_approve
     found = rig.again(proposal)
     assert (found.outcome, found.approved_by) == ("approved", ("ada",))
     assert rig.again(proposal) == found, "a run that dies after it goes on all the same"
+    assert candidate_on(rig.store, DRAFTS, proposal.branch) == B
+    (record,) = [e.record for e in history.events(rig.store.log(DRAFTS, proposal.branch)) if e.record.kind == "verdict"]
+    assert (record.facts["approval"], record.facts["approved_by"]) == (found.digest(), "ada")
 
 
 def test_a_form_that_does_not_count_is_recorded_and_asked_for_again_under_another_key(rig: Rig) -> None:
@@ -198,7 +202,7 @@ def test_a_first_draft_of_ours_is_a_condition(rig: Rig, monkeypatch: pytest.Monk
     rig.policy = POLICY.model_copy(update={"mode": "conditions"})
     proposal = rig.candidate()
     assert rig.waits(proposal).reasons[0].startswith("first_draft")
-    monkeypatch.setattr(stages.rollout, "read_draft", lambda *_: SimpleNamespace(imported=False))
+    monkeypatch.setattr(approvals, "read_draft", lambda *_: SimpleNamespace(imported=False))
     rig.run = TWO
     assert stages.await_approval(proposal) is None
 
@@ -319,6 +323,23 @@ def test_an_approval_written_into_the_ledger_by_hand_lets_nothing_through(rig: R
     approvals.settle(rig.store, DRAFTS, request, approved.model_copy(update={"outcome": "approved"}))
     with pytest.raises(SignatureRefused, match="0 of 1"):
         stages.await_approval(proposal)
+
+
+def test_a_rollout_by_hand_needs_the_same_approval(rig: Rig) -> None:
+    proposal = rig.candidate()
+
+    def by_hand(policy: ApprovalPolicy = POLICY) -> None:
+        approvals.require(rig.store, DRAFTS, proposal.verdict, policy, loopback=True)
+
+    by_hand(ApprovalPolicy())
+    request = rig.waits(proposal)
+    with pytest.raises(ApprovalRefused, match="nobody has"):
+        by_hand()
+    rig.hand(signed_form("ada", request=request))
+    rig.again(proposal)
+    by_hand()
+    with pytest.raises(SignatureRefused):
+        by_hand(POLICY.model_copy(update={"reviewers": {}}))
 
 
 def test_a_promotion_is_started_without_a_parent_and_once_a_verdict(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

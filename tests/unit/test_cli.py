@@ -30,6 +30,10 @@ COMMANDS = (
     "demo",
     "erase",
     "profile",
+    "approvals",
+    "approve",
+    "refuse",
+    "reviewer-key",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,10 +12,13 @@ import typer
 
 from tide import approval_answers, approval_text, approvals, keys, wiring
 from tide.approvals import Book
+from tide.attestation import check_verdict
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
+from tide.config import Settings
 from tide.domain import Approval, ApprovalAnswer, ApprovalRequest
 from tide.errors import ApprovalRefused
 from tide.prefect_runs import PrefectRuns
+from tide.serving_file import candidate_on, read_signed_verdict
 from tide.store.base import Store
 
 commands = typer.Typer()
@@ -62,6 +66,15 @@ def reviewer_key(
     path, key = keys.ensure(home, keys.reviewer(name))
     print(f"private key: {path}; it is yours alone, keep it on your own machine")
     print(f"for the policy file:\napproval:\n  reviewers:\n    {json.dumps(name)}: {key.public}")
+
+
+def require_approval(config: Settings, branch: str) -> None:
+    """Hold a rollout by hand to the policy. Raises ApprovalRefused, SignatureRefused."""
+    store, drafts = wiring.store(config), config.drafts_repository
+    digest = candidate_on(store, drafts, branch)
+    verdict = check_verdict(read_signed_verdict(store, drafts, branch, digest), digest, wiring.trusted(config))
+    loopback = approval_answers.is_loopback(os.environ.get("PREFECT_API_URL", ""))
+    approvals.require(store, drafts, verdict, config.policy().approval, loopback=loopback)
 
 
 def _answer(
