@@ -65,7 +65,7 @@ def reviewer_key(
     """Make a reviewer's own Ed25519 key, and print its public half as the policy wants it."""
     path, key = keys.ensure(home, keys.reviewer(name))
     print(f"private key: {path}; it is yours alone, keep it on your own machine")
-    print(f"for the policy file:\napproval:\n  reviewers:\n    {json.dumps(name)}: {key.public}")
+    print(f"for the policy file:\napproval:\n  reviewers:\n    {json.dumps(name)}: {json.dumps(key.public)}")
 
 
 def require_approval(config: Settings, branch: str) -> None:
