@@ -1,10 +1,11 @@
-"""The cycle: harvest what was served, decide whether another draft pays, find it or train it, judge, promote."""
+"""The cycle: harvest what was served, decide whether another draft pays, find it or train it, judge it, hand it on."""
 
 from __future__ import annotations
 
 from prefect import flow
 
-from flows.promote import promote
+from flows.judging import judge
+from tasks.approvals import start_promotion
 from tasks.capture import set_capture_rate
 from tasks.cost import weigh_cost
 from tasks.drift import detect_drift
@@ -13,7 +14,7 @@ from tasks.harvest import harvest_spool
 from tasks.pool import look_in_pool
 from tasks.train import request_training
 from tasks.version import pin_snapshot
-from tide.domain import DriftReport, Promotion, Record, Snapshot, Verdict
+from tide.domain import DriftReport, Proposal, Record, Snapshot, Verdict
 
 
 class AdaptResult(Record):
@@ -23,7 +24,8 @@ class AdaptResult(Record):
     drift: DriftReport
     candidate_branch: str | None = None
     verdict: Verdict | None = None
-    promotion: Promotion | None = None
+    promote_run: str | None = None
+    """Id of the Prefect run that promotes the candidate, after an approval where policy wants one."""
 
 
 @flow(name="adapt", log_prints=True)
@@ -41,13 +43,22 @@ def adapt(force: bool = False) -> AdaptResult:
     set_capture_rate(drift)
     if drift.decision != "retrain" and not force:
         return AdaptResult(snapshot=snapshot, drift=drift)
-    branch, verdict, promotion = None, None, None
+    proposal: Proposal | None = None
     if not force:
         if branch := look_in_pool(snapshot, drift):
-            verdict, promotion = promote(branch, snapshot.commit)
-        if promotion is None:
+            proposal = judge(branch, snapshot.commit)
+        if not _better(proposal):
             drift = weigh_cost(snapshot, drift)
-    if promotion is None and (force or drift.decision == "retrain"):
-        branch = request_training(snapshot, drift)
-        verdict, promotion = promote(branch, snapshot.commit)
-    return AdaptResult(snapshot=snapshot, drift=drift, candidate_branch=branch, verdict=verdict, promotion=promotion)
+    if not _better(proposal) and (force or drift.decision == "retrain"):
+        proposal = judge(request_training(snapshot, drift), snapshot.commit)
+    return AdaptResult(
+        snapshot=snapshot,
+        drift=drift,
+        candidate_branch=proposal.branch if proposal else None,
+        verdict=proposal.verdict if proposal else None,
+        promote_run=start_promotion(proposal, snapshot.commit) if proposal and _better(proposal) else None,
+    )
+
+
+def _better(proposal: Proposal | None) -> bool:
+    return proposal is not None and proposal.verdict.outcome == "promote"

@@ -5,6 +5,7 @@ Owns the branch, the names (sortable by time) and that nothing is rewritten. Kno
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 from tide import repositories
 from tide.domain import Record, Signed
-from tide.errors import NotFound
+from tide.errors import NotFound, NothingToCommit
 from tide.store.base import Store
 
 BRANCH = "ledger"
@@ -32,6 +33,7 @@ def append(
     signed: Signed | None = None,
     attachments: Mapping[str, bytes] | None = None,
     at: float | None = None,
+    once: str | None = None,
 ) -> str:
     """Write one record, with files that belong to it, in one commit.
 
@@ -40,21 +42,26 @@ def append(
         signed: the record in its signed envelope, kept beside it.
         attachments: content by file suffix, for example ``{".html": ...}``.
         at: seconds since the epoch; now when None.
+        once: 8 hexadecimal digits in place of random ones; with ``at`` given, there is one such record for ever.
 
     Returns:
         Path of the record on the ledger branch.
+
+    Raises:
+        AlreadyExists: there is such a record of ``once``; nothing was written.
     """
     repositories.ensure_drafts(store, repository)
     store.create_branch(repository, BRANCH, "main")
     moment = time.time() if at is None else at
     # Microseconds: two records of one millisecond would sort by chance, and the newest of a kind decides.
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment)) + f"{int(moment * 1e6) % 1_000_000:06d}Z"
-    name = f"{ROOT}{stamp}-{kind}-{uuid.uuid4().hex[:8]}"
+    name = f"{ROOT}{stamp}-{kind}-{once or uuid.uuid4().hex[:8]}"
     signature = {".sig": signed.to_json().encode()} if signed else {}
     for suffix, content in {**(attachments or {}), **signature}.items():
         store.put(repository, BRANCH, name + suffix, content, if_absent=True)
     store.put(repository, BRANCH, f"{name}.json", record.to_json().encode(), if_absent=True)
-    store.commit(repository, BRANCH, f"{kind} {record.digest()[:12]}", {"tide.ledger": kind})
+    with contextlib.suppress(NothingToCommit):  # another writer's commit took what was staged here along
+        store.commit(repository, BRANCH, f"{kind} {record.digest()[:12]}", {"tide.ledger": kind})
     return f"{name}.json"
 
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tide.domain import DraftModel, DriftReport, LineageRecord, PoolChoice, Promotion, Verdict, WindowManifest
+from tide.domain import (
+    ApprovalSettlement,
+    DraftModel,
+    DriftReport,
+    LineageRecord,
+    PoolChoice,
+    Promotion,
+    Verdict,
+    WindowManifest,
+)
 
 
 def states_record(manifest: WindowManifest) -> LineageRecord:
@@ -81,6 +90,13 @@ def verdict_record(verdict: Verdict) -> LineageRecord:
             "definition": verdict.definition,
         },
     )
+
+
+def approved_record(verdict: Verdict, approval: ApprovalSettlement) -> LineageRecord:
+    """The verdict's record again, with who approved it: the newest record of a verdict is the one that counts."""
+    record = verdict_record(verdict)
+    facts = {"approval": approval.digest(), "approved_by": ",".join(approval.approved_by)}
+    return record.model_copy(update={"facts": {**record.facts, **facts}})
 
 
 def promotion_record(promotion: Promotion) -> LineageRecord:

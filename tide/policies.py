@@ -1,15 +1,15 @@
-"""The groups of the policy: by what captures, drift, cost, promotions and retention are decided.
+"""The groups of the policy: by what captures, drift, cost, promotions, approvals and retention are decided.
 
 Owns defaults and their bounds. Knows nothing of files or environments; ``config`` reads them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from tide.domain import Record
+from tide.domain import Digest, Record
 
 
 class FiniteRecord(Record):
@@ -119,6 +119,35 @@ class PromotionPolicy(FiniteRecord):
         if list(bounds) != sorted(set(bounds)):
             raise ValueError("bounds must rise")
         return bounds
+
+
+class ApprovalPolicy(FiniteRecord):
+    """When a person must agree to a promotion, who may, and how long it waits for them."""
+
+    mode: Literal["auto", "manual", "conditions"] = "auto"
+    """``auto``: the verdict is enough. ``manual``: always ask. ``conditions``: ask when one of those below holds."""
+    first_draft: bool = True
+    """A condition: no draft that was trained here serves yet."""
+    gain_above: float | None = None
+    """A condition: the estimated gain in acceptance length is above this, more than is plausible. None: not asked."""
+    gain_below: float | None = None
+    """A condition: the estimated gain is below this, hardly worth the change. None: not asked."""
+    approvers: int = Field(default=1, ge=1, le=20)
+    """Different people who must agree; one who refuses is enough to refuse."""
+    reviewers: dict[Annotated[str, Field(pattern=r"^[\w][\w .@+-]{0,63}$")], Digest] = Field(default_factory=dict)
+    """Public Ed25519 key of each reviewer by name, 64 hexadecimal digits; `tide reviewer-key` makes a pair."""
+    unverified: Literal["loopback", "never", "always"] = "loopback"
+    """Whether a form without a signature counts, as the web page sends it: only where Prefect's API is on loopback."""
+    timeout_s: float = Field(default=259200.0, gt=0)
+    """Seconds after which a promotion that still waits is refused."""
+
+    @model_validator(mode="after")
+    def _somebody_can_approve(self) -> Self:
+        if len(set(self.reviewers.values())) < len(self.reviewers):
+            raise ValueError("two reviewers have one key: a key stands for one person")
+        if self.mode != "auto" and self.unverified == "never" and len(self.reviewers) < self.approvers:
+            raise ValueError(f"{len(self.reviewers)} reviewers have a key, {self.approvers} must sign: nobody could")
+        return self
 
 
 class RetentionPolicy(FiniteRecord):

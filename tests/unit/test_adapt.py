@@ -9,13 +9,13 @@ import pytest
 from flows import adapt as module
 from tests.support.reports import TARGET
 from tests.support.signed import verdict_on
-from tide.domain import DriftReport, Promotion, Snapshot, Verdict
+from tide.domain import DriftReport, Proposal, Snapshot
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 SNAPSHOT = Snapshot(
     repository="svc-states", commit="5" * 64, target=TARGET, windows=(), shards=1, requests=1, rows=1, drafts=()
 )
-PROMOTED = Promotion(kind="promotion", generation=3, draft=B, previous=A, verdict=None, replicas=(), at=1.0)
+RUN = "0b6f1c1e-7a53-4a0e-9a51-0f6a5d1f2c33"
 
 
 def drift(decision: Literal["none", "watch", "retrain"] = "retrain", *reasons: str) -> DriftReport:
@@ -45,10 +45,12 @@ class Stages:
             "weigh_cost": drift("retrain", "a reason", "cost: off"),
             "request_training": "candidate-trained",
         } | answers
-        self.promoted: dict[str, Promotion | None] = {"candidate-trained": PROMOTED}
+        self.better = {"candidate-trained"}
+        self.started: list[tuple[Proposal, str]] = []
         for name in self.answers:
             monkeypatch.setattr(module, name, self._stage(name))
-        monkeypatch.setattr(module, "promote", self._promote)
+        monkeypatch.setattr(module, "judge", self._judge)
+        monkeypatch.setattr(module, "start_promotion", self._start)
 
     def _stage(self, name: str) -> Any:
         def called(*_: object) -> Any:
@@ -62,10 +64,15 @@ class Stages:
 
         return called
 
-    def _promote(self, branch: str, _commit: str) -> tuple[Verdict, Promotion | None]:
-        self.called.append(f"promote {branch}")
-        promotion = self.promoted.get(branch)
-        return verdict_on(B, A, "promote" if promotion else "reject"), promotion
+    def _judge(self, branch: str, _commit: str) -> Proposal:
+        self.called.append(f"judge {branch}")
+        verdict = verdict_on(B, A, "promote" if branch in self.better else "reject")
+        return Proposal(branch=branch, verdict=verdict, generation=2)
+
+    def _start(self, proposal: Proposal, states_ref: str) -> str:
+        self.called.append(f"start {proposal.branch}")
+        self.started.append((proposal, states_ref))
+        return RUN
 
 
 LOOKED = ["harvest_spool", "pin_snapshot", "detect_drift", "check_engine", "set_capture_rate"]
@@ -74,9 +81,10 @@ LOOKED = ["harvest_spool", "pin_snapshot", "detect_drift", "check_engine", "set_
 def test_a_retrain_asks_the_pool_then_what_it_costs_then_trains_and_judges(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Stages(monkeypatch)
     result = module.adapt.fn()
-    wanted = ["look_in_pool", "weigh_cost", "request_training", "promote candidate-trained"]
+    wanted = ["look_in_pool", "weigh_cost", "request_training", "judge candidate-trained", "start candidate-trained"]
     assert stages.called == LOOKED + wanted
-    assert (result.candidate_branch, result.promotion) == ("candidate-trained", PROMOTED)
+    assert (result.candidate_branch, result.promote_run) == ("candidate-trained", RUN)
+    assert [states for _, states in stages.started] == [SNAPSHOT.commit]
     assert result.drift.reasons[-1] == "cost: off"
 
 
@@ -94,30 +102,30 @@ def test_a_loss_that_is_the_engines_ends_the_cycle(
     stages = Stages(monkeypatch, check_engine=drift("watch", "engine: the walk has what it had"))
     result = module.adapt.fn()
     assert stages.called == LOOKED
-    assert (result.drift.decision, result.promotion) == ("watch", None)
+    assert (result.drift.decision, result.promote_run) == ("watch", None)
 
 
-def test_a_draft_of_the_pool_that_is_promoted_spares_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_of_the_pool_that_the_gate_takes_spares_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Stages(monkeypatch, look_in_pool="candidate-pool")
-    stages.promoted["candidate-pool"] = PROMOTED
+    stages.better.add("candidate-pool")
     result = module.adapt.fn()
-    assert stages.called == [*LOOKED, "look_in_pool", "promote candidate-pool"]
-    assert (result.candidate_branch, result.promotion) == ("candidate-pool", PROMOTED)
+    assert stages.called == [*LOOKED, "look_in_pool", "judge candidate-pool", "start candidate-pool"]
+    assert (result.candidate_branch, result.promote_run) == ("candidate-pool", RUN)
 
 
 def test_a_draft_of_the_pool_that_the_gate_refuses_does_not_stop_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Stages(monkeypatch, look_in_pool="candidate-pool")
     result = module.adapt.fn()
-    judged = ["promote candidate-pool", "weigh_cost", "request_training", "promote candidate-trained"]
-    assert stages.called == [*LOOKED, "look_in_pool", *judged]
+    judged = ["judge candidate-pool", "weigh_cost", "request_training", "judge candidate-trained"]
+    assert stages.called == [*LOOKED, "look_in_pool", *judged, "start candidate-trained"]
     assert result.candidate_branch == "candidate-trained"
 
 
 def test_a_retrain_that_does_not_pay_ends_the_cycle_as_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Stages(monkeypatch, weigh_cost=drift("watch", "cost: does not pay"), look_in_pool="candidate-pool")
     result = module.adapt.fn()
-    assert stages.called == [*LOOKED, "look_in_pool", "promote candidate-pool", "weigh_cost"]
-    assert (result.drift.decision, result.promotion) == ("watch", None)
+    assert stages.called == [*LOOKED, "look_in_pool", "judge candidate-pool", "weigh_cost"]
+    assert (result.drift.decision, result.promote_run) == ("watch", None)
     assert result.verdict is not None, "what the gate said of the pool's draft is not lost"
     assert result.candidate_branch == "candidate-pool"
 
@@ -126,4 +134,13 @@ def test_a_retrain_that_does_not_pay_ends_the_cycle_as_a_watch(monkeypatch: pyte
 def test_force_trains_and_asks_neither_the_pool_nor_the_cost(monkeypatch: pytest.MonkeyPatch, decision: Any) -> None:
     stages = Stages(monkeypatch, detect_drift=drift(decision))
     module.adapt.fn(force=True)
-    assert stages.called == [*LOOKED, "request_training", "promote candidate-trained"]
+    assert stages.called == [*LOOKED, "request_training", "judge candidate-trained", "start candidate-trained"]
+
+
+def test_a_candidate_that_the_gate_refuses_starts_no_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = Stages(monkeypatch)
+    stages.better.clear()
+    result = module.adapt.fn()
+    assert stages.called[-1] == "judge candidate-trained"
+    assert result.verdict is not None
+    assert (result.verdict.outcome, result.promote_run) == ("reject", None)

@@ -31,6 +31,10 @@ COMMANDS = (
     "erase",
     "profile",
     "preflight",
+    "approvals",
+    "approve",
+    "refuse",
+    "reviewer-key",
 )
 
 

@@ -10,12 +10,13 @@ import sys
 
 import typer
 
-from tide.cli import data, engine, pools, service, stack
+from tide.cli import approvals, data, engine, pools, service, stack
 from tide.errors import TideError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Keep a speculative decoder fast on live traffic.")
 app.add_typer(stack.commands)
 app.add_typer(service.commands)
+app.add_typer(approvals.commands)
 app.add_typer(data.commands)
 app.add_typer(engine.commands)
 app.add_typer(pools.commands)

@@ -11,6 +11,7 @@ import typer
 from tide import doctor as checks
 from tide import history_text, keys, provenance, repositories, rollout, wiring
 from tide import pinned as pinning
+from tide.cli.approvals import require_approval
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.errors import EngineError
 from tide.history import serving_at
@@ -153,6 +154,7 @@ def roll_out(
 ) -> None:
     """Put a candidate with a signed `promote` verdict into serving. Works with Prefect down; resumes a killed one."""
     config = use_stack(home)
+    require_approval(config, branch)
     promotion = rollout.resume(wiring.site(config), wiring.authority(config), branch)
     done = f"generation {promotion.generation}: draft {promotion.draft} serves"
     print(promotion.to_json() if as_json else done)

@@ -3,6 +3,7 @@
 Owns names, schema versions and what makes two things the same. Knows nothing of files, clients, tensors or clocks.
 """
 
+from tide.domain.approval import Approval, ApprovalAnswer, ApprovalRequest, ApprovalSettlement, Proposal
 from tide.domain.choices import CheckpointChoice, CheckpointScore, CostDecision, PoolChoice
 from tide.domain.decisions import (
     ACCEPTANCE_DEFINITION,
@@ -39,6 +40,10 @@ __all__ = [
     "GATE_BUCKETS",
     "PROBE_SLICE",
     "SELECTION_BUCKETS",
+    "Approval",
+    "ApprovalAnswer",
+    "ApprovalRequest",
+    "ApprovalSettlement",
     "Attestation",
     "CheckpointChoice",
     "CheckpointScore",
@@ -63,6 +68,7 @@ __all__ = [
     "PreflightConfig",
     "ProfilePoint",
     "Promotion",
+    "Proposal",
     "Record",
     "ReplicaSwap",
     "RequestScore",
