@@ -7,7 +7,7 @@ from prefect import flow
 from tasks.evaluate import decide_promotion, fetch_candidate, fetch_gate, fetch_incumbent, walk_draft
 from tasks.promote import roll_out
 from tasks.version import pin_snapshot
-from tide.domain import Promotion, Verdict
+from tide.domain import CanaryRefusal, Promotion, Verdict
 from tide.errors import Conflict
 
 MAX_RACES = 3
@@ -37,7 +37,10 @@ def promote(branch: str, states_ref: str = "main", dry_run: bool = False) -> tup
         verdict = decide_promotion(branch, ours, theirs, snapshot, generation)
         if verdict.outcome != "promote" or dry_run:
             return verdict, None
-        if promotion := roll_out(branch, candidate.digest, serving.generation):
-            return verdict, promotion
+        outcome = roll_out(branch, candidate.digest, serving.generation)
+        if isinstance(outcome, CanaryRefusal):
+            return verdict, None
+        if outcome is not None:
+            return verdict, outcome
         serving = fetch_incumbent()
     raise Conflict(f"{branch}: another promotion was faster {MAX_RACES} times; run the flow again when they are done")

@@ -133,9 +133,11 @@ def _serving(config: Settings, store: Store) -> Iterator[Check]:
 
 def _replica(store: Store, repository: str, replica: Engine) -> Iterator[Check]:
     name, active = f"replica {replica.name}", replica.active_draft()
-    stable = rollout.read_serving(store, repository).stable
-    wanted = stable.digest if stable else rollout.NO_DRAFT
-    if active == wanted:
+    serving = rollout.read_serving(store, repository)
+    wanted = serving.stable.digest if serving.stable else rollout.NO_DRAFT
+    if serving.canary and replica.name in serving.canary.replicas and active == serving.canary.draft:
+        yield Check(name=name, state="ok", detail=f"serves {active[:12]} on trial, for {serving.canary.run}")
+    elif active == wanted:
         yield Check(name=name, state="ok", detail=f"serves {active[:12]}")
     else:
         detail = f"serves {active[:12]}, serving.json says {wanted[:12]}"
