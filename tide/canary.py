@@ -73,10 +73,15 @@ def decide(
         elapsed_s: seconds since the watch began.
     """
     losses = [c.incumbent - c.live for c in compared if c.incumbent is not None]
-    regression, engine = evidence(losses, policy.margin), evidence([c.candidate - c.live for c in compared], policy.margin)
+    regression, engine = (
+        evidence(losses, policy.margin),
+        evidence([c.candidate - c.live for c in compared], policy.margin),
+    )
     figures = _figures(compared, served, regression, engine, elapsed_s)
     if len(served) >= policy.dead_requests and not any(served):
-        return _report("dead", f"no proposed token was accepted in {len(served)} requests: the draft does nothing", figures)
+        return _report(
+            "dead", f"no proposed token was accepted in {len(served)} requests: the draft does nothing", figures
+        )
     if after := crossed(engine, policy.engine_alpha):
         return _report(
             "engine",

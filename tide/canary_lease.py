@@ -13,7 +13,7 @@ from pathlib import Path
 from tide import lineage
 from tide.domain import CanaryLease, CanaryReport, Serving, Signed
 from tide.errors import Conflict, HookRefused
-from tide.serving_file import SERVING, merge_change, read_serving
+from tide.serving_file import SERVING, drop_branch, merge_change, read_serving
 from tide.store.base import Store
 
 
@@ -49,7 +49,7 @@ def take(store: Store, repository: str, before: Serving, lease: CanaryLease, att
     wanted = before.model_copy(update={"canary": lease})
     record = lineage.canary_record(lease, generation)
     files = {SERVING: wanted, attestation_path(generation): attestation}
-    branch = f"canary-{generation}-{lease.draft[:12]}"
+    branch = _branch(lease, generation)
     try:
         merge_change(store, repository, branch, before, files, record, f"try {lease.draft[:12]}")
     except HookRefused as error:
@@ -61,6 +61,12 @@ def take(store: Store, repository: str, before: Serving, lease: CanaryLease, att
     return wanted
 
 
+def tidy_up(store: Store, repository: str, held: Serving) -> None:
+    """Delete the branch that a killed run merged its lease by; harmless to repeat."""
+    assert held.canary is not None
+    drop_branch(store, repository, _branch(held.canary, held.generation + 1))
+
+
 def release(store: Store, repository: str, held: Serving, report: CanaryReport) -> None:
     """Merge ``serving.json`` without the lease; what serves stays as it is. Harmless when it is gone already.
 
@@ -70,11 +76,18 @@ def release(store: Store, repository: str, held: Serving, report: CanaryReport) 
     assert held.canary is not None
     if read_serving(store, repository) != held:
         return
+    tidy_up(store, repository, held)
     generation = held.generation + 1
     record = lineage.release_record(held.canary, generation, report)
     branch = f"release-{generation}-{held.canary.draft[:12]}"
     wanted = held.model_copy(update={"canary": None})
-    merge_change(store, repository, branch, held, {SERVING: wanted}, record, f"{report.outcome}: {held.canary.draft[:12]}")
+    merge_change(
+        store, repository, branch, held, {SERVING: wanted}, record, f"{report.outcome}: {held.canary.draft[:12]}"
+    )
+
+
+def _branch(lease: CanaryLease, generation: int) -> str:
+    return f"canary-{generation}-{lease.draft[:12]}"
 
 
 def _started(pid: int) -> str:

@@ -98,7 +98,12 @@ class SpoolView:
 
     def _take_row(self, row: dict[str, Any]) -> None:
         measured = row["proposed"] and row["accepted"] is not None
-        if not measured or row["draft"] != self._draft or row["started_at"] < self._since or row["slice"] == PROBE_SLICE:
+        if (
+            not measured
+            or row["draft"] != self._draft
+            or row["started_at"] < self._since
+            or row["slice"] == PROBE_SLICE
+        ):
             return
         if row["sampling"] == "unknown":
             return

@@ -142,21 +142,25 @@ class Pulse:
         if self._last is not None and began - self._last < PULSE_S:
             return None
         try:
-            draft = self.replica.active_draft()
-            if draft != self.candidate:
-                return _failed(f"{self.replica.name} serves {draft[:12]} by now: it started again, or was swapped by others")
-            answer = self.replica.probe(timeout_s=self.answer_s)
+            reason = self._wrong()
         except EngineUnavailable as error:
-            self._silent_since = self._silent_since if self._silent_since is not None else began
+            self._silent_since = began if self._silent_since is None else self._silent_since
             silent = self.clock() - self._silent_since
-            if silent < self.answer_s:
-                return None
-            return _failed(f"{self.replica.name} has not generated for {silent:.0f} s: {error}")
+            still_waiting = silent < self.answer_s
+            reason = None if still_waiting else f"{self.replica.name} has not generated for {silent:.0f} s: {error}"
         except EngineError as error:
-            return _failed(str(error))
-        if not answer.verify_steps:
-            return _failed(f"{self.replica.name} generates without verify steps by now")
-        self._last, self._silent_since = self.clock(), None
+            reason = str(error)
+        else:
+            self._last, self._silent_since = self.clock(), None
+        return None if reason is None else CanaryReport(outcome="failed", reasons=(reason,))
+
+    def _wrong(self) -> str | None:
+        """What is wrong with a replica that answers. Raises EngineUnavailable, EngineError."""
+        draft = self.replica.active_draft()
+        if draft != self.candidate:
+            return f"{self.replica.name} serves {draft[:12]} by now: it started again, or was swapped by others"
+        if not self.replica.probe(timeout_s=self.answer_s).verify_steps:
+            return f"{self.replica.name} generates without verify steps by now"
         return None
 
 
@@ -176,10 +180,6 @@ def _captured_whole(replica: Engine, facts: EngineFacts) -> Iterator[tuple[str, 
             # One that does not answer captures at its own rate once it starts again; the next cycle sets it anyhow.
             with contextlib.suppress(EngineError):
                 replica.set_capture_rate(float(rate))
-
-
-def _failed(reason: str) -> CanaryReport:
-    return CanaryReport(outcome="failed", reasons=(reason,))
 
 
 def _rate(score: RequestScore) -> float:

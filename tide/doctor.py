@@ -5,6 +5,7 @@ Reads only. Each check stands alone: one that cannot be made says so and the oth
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -129,6 +130,11 @@ def _serving(config: Settings, store: Store) -> Iterator[Check]:
     read_attestation(store, repository, TrustedKeys.parse(config.public_keys))
     detail = f"generation {serving.generation}, draft {serving.stable.digest[:12]}"
     yield Check(name="serving.json", state="ok", detail=detail)
+    if serving.canary and serving.canary.lease_until < time.time():
+        detail = (
+            f"draft {serving.canary.draft[:12]} is on trial on {', '.join(serving.canary.replicas)}, its lease is over"
+        )
+        yield Check(name="canary", state="wrong", detail=detail, fix="`tide reconcile` ends it with the incumbent")
 
 
 def _replica(store: Store, repository: str, replica: Engine) -> Iterator[Check]:

@@ -21,7 +21,7 @@ from tide.site import Site
 
 
 def reconcile(site: Site, authority: Authority | TrustedKeys) -> list[ReplicaSwap]:
-    """Make every replica match ``serving.json``; returns the swaps that were needed, and who is out of service, and why.
+    """Make every replica match ``serving.json``; returns the swaps that were needed, and who is out of service.
 
     The replicas of a canary under way are left alone; one whose lease is over ends with the incumbent.
 

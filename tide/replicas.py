@@ -98,7 +98,9 @@ class Bringer:
             try:
                 after = replica.active_draft()
                 if after != digest:
-                    raise EngineError(f"replica {replica.name} reports draft {after[:12]} after a swap to {digest[:12]}")
+                    raise EngineError(
+                        f"replica {replica.name} reports draft {after[:12]} after a swap to {digest[:12]}"
+                    )
                 answer = replica.probe(timeout_s=self.answer_s)
                 break
             except EngineUnavailable:
@@ -107,25 +109,29 @@ class Bringer:
                 self.wait(ANSWER_POLL_S)
         if not answer.verify_steps:
             raise EngineError(
-                f"replica {replica.name} generates without verify steps although it reports draft {digest[:12]}: its log "
-                "says why; is it started with --speculative-algorithm EAGLE3?"
+                f"replica {replica.name} generates without verify steps although it reports draft {digest[:12]}: its "
+                "log says why; is it started with --speculative-algorithm EAGLE3?"
             )
 
     def _swapped(self, replica: Engine, digest: str, started: float) -> float:
-        """Seconds. An answer that was lost is asked after: the swap may have happened."""
-        try:
-            return replica.swap_draft(digest).seconds
-        except SwapRefused as error:
-            if "is not in" not in str(error):
-                raise
-            raise SwapRefused(
-                f"{error}; the draft was installed in {self.draft_dir} of this host: a replica on another host, or with "
-                "another TIDE_DRAFT_DIR, needs the folder there too"
-            ) from error
-        except EngineUnavailable as error:
-            if not self._serves(replica, digest):
-                raise EngineUnavailable(f"{error}; it does not serve draft {digest[:12]}") from error
-            return time.perf_counter() - started
+        """Seconds. An answer that was lost is asked after; a swap that did not happen is tried again for a while."""
+        deadline = time.monotonic() + self.answer_s
+        while True:
+            try:
+                return replica.swap_draft(digest).seconds
+            except SwapRefused as error:
+                if "is not in" not in str(error):
+                    raise
+                raise SwapRefused(
+                    f"{error}; the draft was installed in {self.draft_dir} of this host: a replica on another host, or "
+                    "with another TIDE_DRAFT_DIR, needs the folder there too"
+                ) from error
+            except EngineUnavailable as error:
+                if self._serves(replica, digest):
+                    return time.perf_counter() - started
+                if time.monotonic() >= deadline:
+                    raise EngineUnavailable(f"{error}; it does not serve draft {digest[:12]}") from error
+                self.wait(ANSWER_POLL_S)
 
     def _serves(self, replica: Engine, digest: str) -> bool:
         deadline = time.monotonic() + self.answer_s
@@ -149,7 +155,9 @@ class Bringer:
             mark_serving(self.draft_dir, old)
 
 
-def bring_back(bringer: Bringer, replicas: Sequence[Engine], before: Mapping[str, str], incumbent: str | None) -> list[ReplicaSwap]:
+def bring_back(
+    bringer: Bringer, replicas: Sequence[Engine], before: Mapping[str, str], incumbent: str | None
+) -> list[ReplicaSwap]:
     """Give every replica touched its draft back, a failing one too: it may have failed after applying.
 
     A replica that does not answer loads the incumbent when it starts again, and ``reconcile`` sees to the rest.
@@ -159,12 +167,27 @@ def bring_back(bringer: Bringer, replicas: Sequence[Engine], before: Mapping[str
         incumbent: what ``serving.json`` says; None before the first promotion.
     """
     mark_serving(bringer.draft_dir, incumbent)
+    back = replace(bringer, restart=None)
     done = []
-    for replica in replicas:
-        wanted = incumbent or before.get(replica.name, NO_DRAFT)
-        if replica.name in before and wanted != NO_DRAFT:
-            done.append(bring_or_name(replace(bringer, restart=None), replica, wanted))
+    for replica in (r for r in replicas if r.name in before):
+        wanted = incumbent or before[replica.name]
+        swap = _left_with(replica) if wanted == NO_DRAFT else bring_or_name(back, replica, wanted)
+        done += [swap] if swap else []
     return done
+
+
+def _left_with(replica: Engine) -> ReplicaSwap | None:
+    """A replica that had no draft and cannot lose one while it runs; None when it still has none."""
+    try:
+        active = replica.active_draft()
+    except EngineError as error:
+        return out_of_service(replica, error)
+    if active == NO_DRAFT:
+        return None
+    return out_of_service(
+        replica,
+        EngineError(f"keeps draft {active[:12]}: it served without one before; restart it so when it should again"),
+    )
 
 
 def bring_or_name(bringer: Bringer, replica: Engine, digest: str) -> ReplicaSwap:

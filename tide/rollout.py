@@ -66,7 +66,7 @@ def promote(
     if _done_before(before, digest, verdict, expected_generation):
         return finish(site, authority, before)
     _require_current(site.repository, before, verdict, expected_generation)
-    if refusal := trial_leftovers.refused_before(site, authority, before, verdict.digest()):
+    if refusal := trial_leftovers.refused_before(site, before, verdict.digest()):
         return refusal
     before = trial_leftovers.take_over(site, authority, before, digest, verdict.digest())
     install_draft(site.store, site.repository, candidate_ref, digest, site.draft_dir)
@@ -93,9 +93,7 @@ def resume(site: Site, authority: Authority, candidate_ref: str) -> Promotion | 
     return promote(site, authority, candidate_ref=candidate_ref, digest=digest, expected_generation=expected)
 
 
-def _carry_out(
-    site: Site, authority: Authority, on_trial: Trial, candidate_ref: str
-) -> Promotion | CanaryRefusal:
+def _carry_out(site: Site, authority: Authority, on_trial: Trial, candidate_ref: str) -> Promotion | CanaryRefusal:
     """From the lease to the last replica."""
     try:
         seen = on_trial.run()

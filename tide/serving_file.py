@@ -175,7 +175,7 @@ def merge_change(
     Raises:
         Conflict: ``serving.json`` is not as it was ``before``, or another change was merged first.
     """
-    _drop(store, repository, branch)
+    drop_branch(store, repository, branch)
     store.create_branch(repository, branch, MAIN)
     require_unchanged(store, repository, before)
     if source != MAIN:
@@ -188,12 +188,13 @@ def merge_change(
         store.merge(repository, branch, MAIN, message, record.to_metadata())
     except StoreError:
         with contextlib.suppress(StoreError):
-            _drop(store, repository, branch)
+            drop_branch(store, repository, branch)
         raise
-    _drop(store, repository, branch)
+    drop_branch(store, repository, branch)
 
 
-def _drop(store: Store, repository: str, branch: str) -> None:
+def drop_branch(store: Store, repository: str, branch: str) -> None:
+    """Delete a branch of a change with whatever a killed run left on it; a missing one is fine."""
     if branch in store.branches(repository):
         store.reset(repository, branch)
         store.delete_branch(repository, branch)
@@ -223,7 +224,7 @@ def tidy_up(store: Store, repository: str, serving: Serving) -> None:
     tag = f"gen-{serving.generation:06d}-{digest}"
     if tag not in dict(store.tags(repository)):
         store.tag(repository, tag, MAIN)
-    _drop(store, repository, _branch_of(serving))
+    drop_branch(store, repository, _branch_of(serving))
 
 
 def read_record(store: Store, repository: str, ref: str, path: str, kind: type[V]) -> V:

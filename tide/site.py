@@ -51,7 +51,7 @@ class Site:
     draft_dir: Path
     """DRAFT_DIR of the replicas on this host."""
     restart: Restart | None = None
-    policy: CanaryPolicy = CanaryPolicy()
+    policy: CanaryPolicy = field(default_factory=CanaryPolicy)
     watch: Watch | None = None
     """None: the first replica is verified, and not watched."""
     run: str = field(default_factory=owner)

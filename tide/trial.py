@@ -150,7 +150,9 @@ def begin(site: Site, authority: Authority, before: Serving, draft: ServingDraft
     if first is None:
         raise Conflict(f"the canary runs on {', '.join(named)}, which TIDE_REPLICAS does not name: wait for its end")
     held = before
-    if before.canary is None:
+    if before.canary is not None:
+        canary_lease.tidy_up(site.store, site.repository, before)
+    else:
         lease = CanaryLease(
             draft=draft.digest,
             verdict=draft.verdict,

@@ -37,14 +37,14 @@ def take_over(site: Site, authority: Authority, before: Serving, digest: str, ve
     if not (same or dead or left <= 0):
         until = time.strftime("%H:%M:%S UTC", time.gmtime(lease.lease_until))
         raise Conflict(
-            f"{site.repository}: draft {lease.draft[:12]} is on trial on {', '.join(lease.replicas)} by {lease.run} until "
-            f"{until}: wait for its end"
+            f"{site.repository}: draft {lease.draft[:12]} is on trial on {', '.join(lease.replicas)} by {lease.run} "
+            f"until {until}: wait for its end"
         )
     _end(site, authority, before)
     return read_serving(site.store, site.repository)
 
 
-def refused_before(site: Site, authority: Authority, before: Serving, verdict: str) -> CanaryRefusal | None:
+def refused_before(site: Site, before: Serving, verdict: str) -> CanaryRefusal | None:
     """The refusal that this verdict has already: its canary is not tried again until chance lets it pass.
 
     One that failed for a replica's sake may be tried again, unless its promoter only died before giving the lease back.

@@ -1,4 +1,4 @@
-"""Where the figures of operating TIDE are kept: ``results/operate.json``, to which every measurement adds its own keys."""
+"""Where the figures of operating TIDE are kept: ``results/operate.json``; every measurement adds keys of its own."""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ def main() -> None:
     """Measure, write, print."""
     home = Path(os.environ.get("TIDE_HOME", ".tide"))
     target = Path(os.environ.get("TIDE_TARGET_MODEL") or models.ensure_target_model(home)).absolute()
-    with tempfile.TemporaryDirectory() as scratch, LakefsServer(Path(scratch) / "lakefs", port=ports.free_port()) as lakefs:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        LakefsServer(Path(scratch) / "lakefs", port=ports.free_port()) as lakefs,
+    ):
         keys = lakefs.credentials
         store = LakefsStore(lakefs.endpoint, keys.access_key, keys.secret_key)
         with two_replicas(Path(scratch), target, store) as rig:

@@ -11,7 +11,7 @@ import pytest
 from infra.lakefs.server import LakefsServer
 from tests.fakes.fake_engine import FakeEngine
 from tests.support.signed import AUTHORITY, judge_and_promote, put_verdict, verdict_on
-from tide import candidates, canary_lease, repositories, rollout
+from tide import canary_lease, candidates, repositories, rollout
 from tide.domain import (
     Attestation,
     CanaryLease,
@@ -28,7 +28,7 @@ from tide.rollout import Site, read_serving
 from tide.serving_file import attestation_path, candidate_on, draft_prefix, read_attestation, read_promotions
 from tide.store.lakefs import LakefsStore
 
-A, B, C = "a" * 64, "b" * 64, "c" * 64
+A, B, C, D = "a" * 64, "b" * 64, "c" * 64, "d" * 64
 _NUMBER = itertools.count()
 
 
@@ -171,7 +171,7 @@ def test_of_two_changes_at_once_one_serves_and_the_loser_is_told_to_judge_again(
         engine.before_swap = None
         other = Site(site.store, site.repository, [FakeEngine("r0")], site.draft_dir / "other")
         with pytest.raises(Conflict, match="is on trial on r0"):
-            promote(other, B)
+            promote(other, D)
         rollout.rollback(other, AUTHORITY)
 
     engine.before_swap = someone_is_faster
@@ -192,7 +192,7 @@ def test_a_canary_that_refuses_and_one_that_passes_both_pass_the_guard(site: Sit
     assert isinstance(refusal, CanaryRefusal)
     assert [e.active_draft() for e in site.replicas] == [A]
     kinds = [c.metadata["tide.kind"] for c in site.store.log(site.repository, "main") if "tide.kind" in c.metadata]
-    assert [kind for kind in kinds if kind in ("release", "canary")] .count("release") >= 1
+    assert [kind for kind in kinds if kind in ("release", "canary")].count("release") >= 1
     promote(site, C)
     serving = read_serving(site.store, site.repository)
     assert (serving.generation, serving.stable and serving.stable.digest, serving.canary) == (2, C, None)
@@ -212,7 +212,12 @@ CANARY = Attestation(
         (TRIED, CANARY, metadata("canary", B, 3), r"no attestations/000003-canary\.json"),
         (TRIED, CANARY, metadata("canary", C, 2), "is for draft bbb"),
         (TRIED.model_copy(update={"canary": None}), CANARY, metadata("canary", B, 2), "tries draft nil"),
-        (TRIED.model_copy(update={"stable": ServingDraft(digest=B)}), CANARY, metadata("canary", B, 2), "may not change"),
+        (
+            TRIED.model_copy(update={"stable": ServingDraft(digest=B)}),
+            CANARY,
+            metadata("canary", B, 2),
+            "may not change",
+        ),
         (TRIED.model_copy(update={"generation": 2}), CANARY, metadata("canary", B, 2), "may not change"),
         (TRIED, None, metadata("release", B, 2), "leaves no canary"),
         (WANTED, None, metadata("release", B, 2), "may not change"),

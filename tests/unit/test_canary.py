@@ -130,7 +130,9 @@ def test_a_smaller_alpha_takes_longer() -> None:
     assert first[0.1] < first[0.04] < first[0.001]
 
 
-@pytest.mark.parametrize(("compared", "called"), [(29, "little traffic: 29"), (30, "no regression: 30"), (0, "little traffic: 0")])
+@pytest.mark.parametrize(
+    ("compared", "called"), [(29, "little traffic: 29"), (30, "no regression: 30"), (0, "little traffic: 0")]
+)
 def test_when_the_time_is_over_the_promotion_goes_on_and_the_report_says_how_much_was_seen(
     compared: int, called: str
 ) -> None:

@@ -53,7 +53,7 @@ class Rig:
 
     def serve(
         self,
-        draft: str,
+        by: str,
         seeds: Sequence[int],
         *,
         split: Split = Split.TRAIN,
@@ -63,14 +63,14 @@ class Rig:
     ) -> None:
         """These requests, served by a draft: their states in a shard, what the engine counted in a table."""
         rows, kept = [], []
-        module = Eagle3Draft(load_draft(self.drafts / draft), embedding_of(self.bundle))
+        module = Eagle3Draft(load_draft(self.drafts / by), embedding_of(self.bundle))
         for seed in seeds:
-            info = request_info(f"request-{seed}", split).model_copy(update={"draft": draft})
+            info = request_info(f"request-{seed}", split).model_copy(update={"draft": by})
             made = tiny_states(self.drafts / self.good, self.bundle, seed, info=info, **(states or {}))
             score = score_request(module, made, 3)
             counts = {"verify_steps": int(score.verify_steps), "proposed": int(score.proposed)}
             counts["accepted"] = max(0, round(float(score.accepted) - lost * float(score.proposed)))
-            fixed = {"prompt_tokens": made.prompt_len, "sampling": "greedy", "temperature": 0.0, "draft": draft}
+            fixed = {"prompt_tokens": made.prompt_len, "sampling": "greedy", "temperature": 0.0, "draft": by}
             rows.append(request_row(info.request, SINCE + 1, SINCE + 2, **{**fixed, **counts, **columns}))
             kept.append(made)
         tiny_shard_at(self.spool / split.folder, kept, split)

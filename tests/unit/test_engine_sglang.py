@@ -235,7 +235,7 @@ def test_a_probe_is_no_traffic_and_has_its_own_limit() -> None:
 
     def answer(request: httpx.Request) -> Answer:
         seen.append((json.loads(request.content)["custom_params"]["tide"], request.extensions["timeout"]["read"]))
-        return chat()
+        return chat(spec_verify_ct=2)
 
     engine, _ = engine_of({"/v1/chat/completions": answer})
     assert engine.probe(timeout_s=7.0).verify_steps

@@ -359,9 +359,7 @@ def named(draft: Path, shards: list[Path], bundle: Path, *requests: str) -> list
 def test_named_requests_are_walked_as_in_a_report_whatever_their_split(
     draft: Path, bundle: Path, module: Eagle3Draft, tmp_path: Path
 ) -> None:
-    states = [
-        tiny_states(draft, bundle, seed, info=request_info(f"request-{seed}", Split.TRAIN)) for seed in range(3)
-    ]
+    states = [tiny_states(draft, bundle, seed, info=request_info(f"request-{seed}", Split.TRAIN)) for seed in range(3)]
     shard = tiny_shard(tmp_path / "train", states, Split.TRAIN)
     scores = Eagle3Evaluator().walk(draft, [shard], {"request-0", "request-2"}, bundle=bundle, steps=STEPS)
     assert scores == [score_request(module, states[0], STEPS), score_request(module, states[2], STEPS)]

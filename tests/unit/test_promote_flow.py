@@ -9,10 +9,18 @@ import pytest
 
 from flows import promote as module
 from tests.support.signed import verdict_on
-from tide.domain import Promotion, Serving, ServingDraft
+from tide.domain import CanaryLease, CanaryRefusal, CanaryReport, Promotion, Serving, ServingDraft
 from tide.errors import Conflict
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
+REFUSED = CanaryRefusal(
+    generation=2,
+    previous=A,
+    lease=CanaryLease(draft=B, verdict="f" * 64, replicas=("r0",), run="host/1/1", lease_until=2.0),
+    report=CanaryReport(outcome="regression", reasons=("worse",)),
+    replicas=(),
+    at=1.0,
+)
 PROMOTED = Promotion(kind="promotion", generation=3, draft=B, previous=C, verdict=None, replicas=(), at=1.0)
 
 
@@ -20,7 +28,7 @@ class Stages:
     """Stand-ins for the stages: what serves by turn, what the rollout answers by turn, and what was judged."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, serving: list[Serving], answers: list[Promotion | None]
+        self, monkeypatch: pytest.MonkeyPatch, serving: list[Serving], answers: list[Promotion | CanaryRefusal | None]
     ) -> None:
         self.serving, self.answers = serving, answers
         self.judged: list[str] = []
@@ -43,7 +51,7 @@ class Stages:
 
     outcome: Any = "promote"
 
-    def roll_out(self, _branch: str, _digest: str, generation: int) -> Promotion | None:
+    def roll_out(self, _branch: str, _digest: str, generation: int) -> Promotion | CanaryRefusal | None:
         self.rolled_out.append(generation)
         return self.answers.pop(0)
 
@@ -58,6 +66,14 @@ def test_a_lost_race_is_judged_again_against_the_draft_that_was_faster(monkeypat
     assert stages.judged == [A, C]
     assert stages.rolled_out == [1, 2]
     assert (verdict.incumbent, promotion) == (C, PROMOTED)
+
+
+def test_a_candidate_that_the_canary_refuses_ends_the_flow_well_and_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stages = Stages(monkeypatch, [at(1, A)], [REFUSED])
+    verdict, promotion = module.promote.fn("candidate-b")
+    assert (verdict.outcome, promotion, stages.rolled_out) == ("promote", None, [1])
 
 
 def test_a_race_lost_again_and_again_is_an_error_and_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from tests.support.signed import AUTHORITY, KEY, STRANGER, judge_and_promote, pu
 from tide import ledger, rollout
 from tide.domain import CanaryRefusal, Promotion, Serving, ServingDraft
 from tide.errors import Conflict, EngineUnavailable, NotFound, SignatureRefused, SwapRefused
+from tide.policies import CanaryPolicy
 from tide.repositories import ensure_drafts
 from tide.rollout import Site, draft_prefix, read_serving
 from tide.serving_file import attestation_path, promotion_path
@@ -77,7 +78,10 @@ def test_when_the_second_replica_refuses_all_get_the_incumbent_back_as_a_generat
     engines[1].before_swap = fail
     refusal = promote(store, B, engines, tmp_path, 1)
     assert isinstance(refusal, CanaryRefusal)
-    assert (refusal.report.outcome, "generation 3 is the incumbent again" in refusal.report.reasons[0]) == ("failed", True)
+    assert (refusal.report.outcome, "generation 3 is the incumbent again" in refusal.report.reasons[0]) == (
+        "failed",
+        True,
+    )
     assert [e.active_draft() for e in engines] == [A, A]
     assert (tmp_path / "serving").read_text().strip() == A
     serving = read_serving(store, REPOSITORY)
@@ -308,6 +312,9 @@ def test_reconcile_touches_no_replica_when_somebody_changed_what_serves_by_hand(
 # Killed, and run again
 
 
+LEASE_OVER_S = CanaryPolicy().lease_s + 1
+
+
 def promoted_until(tmp_path: Path, point: CrashPoint) -> tuple[MemoryStore, list[FakeEngine], Site, str]:
     """A serves; the promotion of B runs into the crash point."""
     store, engines = store_with(A, B), [FakeEngine("r0"), FakeEngine("r1")]
@@ -344,7 +351,7 @@ def test_after_a_promoter_died_anywhere_one_reconcile_makes_every_replica_match(
     """The lease is over by then: the promoter did not come back."""
     for at in range(steps_of_a_promotion(tmp_path / "count")):
         store, engines, where, _ = promoted_until(tmp_path / f"{at}", CrashPoint(at, after=after))
-        later = dataclasses.replace(where, clock=lambda: time.time() + where.policy.lease_s + 1)
+        later = dataclasses.replace(where, clock=lambda: time.time() + LEASE_OVER_S)
         rollout.reconcile(later, AUTHORITY)
         serving = read_serving(store, REPOSITORY)
         assert serving.stable, at

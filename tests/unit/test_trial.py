@@ -165,9 +165,7 @@ class Plain(FakeEngine):
 
 
 @pytest.mark.parametrize(("kind", "why"), [(Silent, "no answer in"), (Plain, "without verify steps")])
-def test_a_swap_counts_once_a_token_was_generated_with_verify_steps(
-    rig: Rig, kind: type[FakeEngine], why: str
-) -> None:
+def test_a_swap_counts_once_a_token_was_generated_with_verify_steps(rig: Rig, kind: type[FakeEngine], why: str) -> None:
     rig.engines[0] = kind("r0", draft=A)
     refusal = rig.promote(replicas=rig.engines, watch=Seen(GOOD))
     assert isinstance(refusal, CanaryRefusal)
@@ -182,6 +180,17 @@ def test_a_replica_that_has_another_draft_after_the_swap_ends_it(rig: Rig) -> No
     assert isinstance(refusal, CanaryRefusal)
     assert "reports draft ccc" in refusal.report.reasons[0]
     assert rig.drafts == [A, A]
+
+
+def test_a_replica_too_busy_to_swap_at_once_is_asked_again(rig: Rig) -> None:
+    def busy(_: str) -> None:
+        rig.engines[0].before_swap = None
+        raise EngineUnavailable("r0: no answer in 30 s: long prefills")
+
+    rig.engines[0].before_swap = busy
+    patient = CanaryPolicy(answer_s=5)
+    assert isinstance(rig.promote(watch=Seen(GOOD), policy=patient), Promotion)
+    assert rig.drafts == [B, B]
 
 
 def test_a_replica_that_lacks_the_draft_says_which_folder_it_must_be_in(rig: Rig) -> None:
@@ -235,6 +244,16 @@ def test_where_policy_says_stop_a_replica_lost_later_brings_the_incumbent_back(r
     assert isinstance(refusal, CanaryRefusal)
     assert rig.drafts == [A, A]
     assert (rig.serving.generation, rig.serving.stable and rig.serving.stable.digest) == (3, A)
+
+
+def test_a_replica_that_had_no_draft_before_a_refused_first_one_is_named(tmp_path: Path) -> None:
+    store, engine = store_with(A), FakeEngine("r0")
+    put_verdict(store, REPOSITORY, "candidate-aaaaaa", verdict_on(A))
+    site = Site(store, REPOSITORY, [engine], tmp_path, policy=PATIENT, watch=Seen(WORSE))
+    refusal = rollout.resume(site, AUTHORITY, "candidate-aaaaaa")
+    assert isinstance(refusal, CanaryRefusal)
+    assert [(s.replica, "keeps draft aaa" in s.out_of_service) for s in refusal.replicas] == [("r0", True)]
+    assert (read_serving(store, REPOSITORY), (tmp_path / "serving").exists()) == (Serving(), False)
 
 
 # Three replicas: one refuses, one times out after applying, the promoter dies between the first and the second
@@ -430,4 +449,3 @@ def test_a_rollback_that_a_replica_refuses_leaves_what_serves(three: Rig) -> Non
     with pytest.raises(EngineError, match="broken"):
         rollout.rollback(three.site, AUTHORITY)
     assert (three.drafts, three.serving.generation) == ([C, C], 3)
-

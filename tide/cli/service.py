@@ -187,9 +187,7 @@ def rollback(
 ) -> None:
     """Put a draft that was promoted before back into serving on every replica. Works with Prefect down."""
     config = use_stack(home)
-    promotion = rollout.rollback(
-        wiring.site(config), wiring.authority(config), expected_generation=generation, to=to
-    )
+    promotion = rollout.rollback(wiring.site(config), wiring.authority(config), expected_generation=generation, to=to)
     if as_json:
         print(promotion.to_json())
         return

@@ -30,7 +30,7 @@ class Serving(Record):
 
 
 class Promotion(GrownRecord):
-    """A change of ``serving.json``, and what the replicas did; on main with those that had changed when it was merged."""
+    """A change of ``serving.json``, and what the replicas did; on main with those that had changed by its merge."""
 
     LATER: ClassVar[frozenset[str]] = frozenset({"canary"})
 
