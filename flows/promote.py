@@ -7,17 +7,18 @@ from prefect import flow
 from flows.judging import judge
 from tasks.approvals import await_approval, expire_approvals, find_proposal, void_approval
 from tasks.promote import roll_out
-from tide.domain import ApprovalSettlement, Promotion, Record, Verdict
+from tide.domain import ApprovalSettlement, CanaryRefusal, Promotion, Record, Verdict
 from tide.errors import Conflict
 
 MAX_RACES = 3
 
 
 class PromoteResult(Record):
-    """The verdict, what people said where they were asked, and the promotion if it came to one."""
+    """The verdict, what people said where they were asked, and the promotion, or why the canary refused it."""
 
     verdict: Verdict
     approval: ApprovalSettlement | None = None
+    refusal: CanaryRefusal | None = None
     promotion: Promotion | None = None
 
 
@@ -46,8 +47,11 @@ def promote(branch: str, states_ref: str = "main", dry_run: bool = False) -> Pro
         approval = await_approval(proposal)
         if approval is not None and approval.outcome == "refused":
             return PromoteResult(verdict=verdict, approval=approval)
-        if promotion := roll_out(branch, verdict.candidate, proposal.generation):
-            return PromoteResult(verdict=verdict, approval=approval, promotion=promotion)
+        outcome = roll_out(branch, verdict.candidate, proposal.generation)
+        if isinstance(outcome, CanaryRefusal):
+            return PromoteResult(verdict=verdict, approval=approval, refusal=outcome)
+        if outcome is not None:
+            return PromoteResult(verdict=verdict, approval=approval, promotion=outcome)
         if approval is not None:
             void_approval(approval)
     raise Conflict(f"{branch}: another promotion was faster {MAX_RACES} times; run the flow again when they are done")

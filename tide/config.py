@@ -17,6 +17,7 @@ from tide.domain import TrainingConfig
 from tide.errors import ConfigError
 from tide.policies import (
     ApprovalPolicy,
+    CanaryPolicy,
     CapturePolicy,
     CostPolicy,
     DriftPolicy,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ApprovalPolicy",
+    "CanaryPolicy",
     "CapturePolicy",
     "CostPolicy",
     "DriftPolicy",
@@ -53,6 +55,7 @@ class Policy(FiniteRecord):
     train: TrainingConfig = TrainingConfig()
     promotion: PromotionPolicy = PromotionPolicy()
     approval: ApprovalPolicy = ApprovalPolicy()
+    canary: CanaryPolicy = CanaryPolicy()
     train_tokens: int = Field(default=2_000_000, ge=1)
     """Newest training rows taken for a run."""
     replay_fraction: float = Field(default=0.1, ge=0, lt=1)

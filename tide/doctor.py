@@ -5,6 +5,7 @@ Reads only. Each check stands alone: one that cannot be made says so and the oth
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -129,13 +130,20 @@ def _serving(config: Settings, store: Store) -> Iterator[Check]:
     read_attestation(store, repository, TrustedKeys.parse(config.public_keys))
     detail = f"generation {serving.generation}, draft {serving.stable.digest[:12]}"
     yield Check(name="serving.json", state="ok", detail=detail)
+    if serving.canary and serving.canary.lease_until < time.time():
+        detail = (
+            f"draft {serving.canary.draft[:12]} is on trial on {', '.join(serving.canary.replicas)}, its lease is over"
+        )
+        yield Check(name="canary", state="wrong", detail=detail, fix="`tide reconcile` ends it with the incumbent")
 
 
 def _replica(store: Store, repository: str, replica: Engine) -> Iterator[Check]:
     name, active = f"replica {replica.name}", replica.active_draft()
-    stable = rollout.read_serving(store, repository).stable
-    wanted = stable.digest if stable else rollout.NO_DRAFT
-    if active == wanted:
+    serving = rollout.read_serving(store, repository)
+    wanted = serving.stable.digest if serving.stable else rollout.NO_DRAFT
+    if serving.canary and replica.name in serving.canary.replicas and active == serving.canary.draft:
+        yield Check(name=name, state="ok", detail=f"serves {active[:12]} on trial, for {serving.canary.run}")
+    elif active == wanted:
         yield Check(name=name, state="ok", detail=f"serves {active[:12]}")
     else:
         detail = f"serves {active[:12]}, serving.json says {wanted[:12]}"

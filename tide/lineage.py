@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from tide.domain import (
     ApprovalSettlement,
+    CanaryLease,
+    CanaryReport,
     DraftModel,
     DriftReport,
     LineageRecord,
@@ -106,9 +108,21 @@ def promotion_record(promotion: Promotion) -> LineageRecord:
         parents["previous"] = promotion.previous
     if promotion.verdict:
         parents["verdict"] = promotion.verdict
-    replicas = ",".join(r.replica for r in promotion.replicas)
+    replicas = ",".join(r.replica for r in promotion.replicas if not r.out_of_service)
     facts = {"generation": str(promotion.generation), "replicas": replicas}
     return LineageRecord(kind=promotion.kind, subject=promotion.draft, parents=parents, facts=facts)
+
+
+def canary_record(lease: CanaryLease, generation: int) -> LineageRecord:
+    """A candidate tried on some replicas, for the generation that would follow; what serves is unchanged."""
+    facts = {"generation": str(generation), "replicas": ",".join(lease.replicas), "run": lease.run}
+    return LineageRecord(kind="canary", subject=lease.draft, parents={"verdict": lease.verdict}, facts=facts)
+
+
+def release_record(lease: CanaryLease, generation: int, report: CanaryReport) -> LineageRecord:
+    """A canary that ended with the incumbent. The record with its figures is in the ledger."""
+    facts = {"generation": str(generation), "outcome": report.outcome, "reason": "; ".join(report.reasons)[:500]}
+    return LineageRecord(kind="release", subject=lease.draft, parents={"verdict": lease.verdict}, facts=facts)
 
 
 def guard_record(action: str) -> LineageRecord:

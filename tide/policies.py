@@ -1,4 +1,4 @@
-"""The groups of the policy: by what captures, drift, cost, promotions, approvals and retention are decided.
+"""The groups of the policy: by what captures, drift, cost, promotions, approvals, canaries and retention are decided.
 
 Owns defaults and their bounds. Knows nothing of files or environments; ``config`` reads them.
 """
@@ -147,6 +147,41 @@ class ApprovalPolicy(FiniteRecord):
             raise ValueError("two reviewers have one key: a key stands for one person")
         if self.mode != "auto" and self.unverified == "never" and len(self.reviewers) < self.approvers:
             raise ValueError(f"{len(self.reviewers)} reviewers have a key, {self.approvers} must sign: nobody could")
+        return self
+
+
+class CanaryPolicy(FiniteRecord):
+    """How a candidate is tried on one replica before the others follow, and when it is taken back."""
+
+    max_requests: int = Field(default=100, ge=0)
+    """Requests compared without a regression that end the watch; 0: nothing is watched, the swap is verified all the
+    same."""
+    min_requests: int = Field(default=30, ge=1)
+    """Fewer compared when the time is over are called too little traffic in the record; the promotion goes on."""
+    wait_s: float = Field(default=90.0, ge=0)
+    """Seconds the watch takes at most; more than the replicas' TIDE_SHARD_AGE_S, or it sees nothing of a quiet one."""
+    poll_s: float = Field(default=2.0, gt=0)
+    """Seconds between two looks at the spool and the replica."""
+    margin: float = Field(default=0.03, gt=0, lt=1)
+    """Acceptance rate (accepted over proposed) that the candidate may be below the incumbent, and live below walk."""
+    alpha: float = Field(default=0.04, gt=0, lt=0.5)
+    """Chance at most that a candidate within ``margin`` of the incumbent is taken back, however often it is looked."""
+    engine_alpha: float = Field(default=0.01, gt=0, lt=0.5)
+    """The same for a healthy engine that is called faulty."""
+    dead_requests: int = Field(default=50, ge=1)
+    """Requests without a single accepted token that end a canary: a draft that does nothing, not noise."""
+    answer_s: float = Field(default=120.0, gt=0)
+    """Seconds in which a replica must generate a token: wide enough for a burst of long prefills before it."""
+    lease_s: float = Field(default=900.0, gt=0)
+    """Seconds for which `reconcile` leaves a canary alone: the watch, a restart and what takes its time."""
+    unreachable: Literal["skip", "stop"] = "skip"
+    """A replica that does not answer is named, and left out until it starts again or is reconciled; or it ends the
+    promotion."""
+
+    @model_validator(mode="after")
+    def _lease_covers_the_watch(self) -> Self:
+        if self.lease_s <= self.wait_s + self.answer_s:
+            raise ValueError(f"lease_s must exceed wait_s + answer_s ({self.wait_s + self.answer_s:g})")
         return self
 
 

@@ -122,6 +122,12 @@ def test_an_answer_has_counters_that_add_up(case: Case) -> None:
     assert answer.proposed % answer.verify_steps == 0
 
 
+def test_a_probe_is_a_short_answer_with_verify_steps(case: Case) -> None:
+    answer = case.engine.probe(timeout_s=5.0)
+    assert answer.completion_tokens > 1
+    assert answer.verify_steps
+
+
 def test_a_replica_that_is_gone_is_unavailable_in_every_way(case: Case) -> None:
     case.engine.check_health()
     case.set_health(False)
@@ -132,6 +138,7 @@ def test_a_replica_that_is_gone_is_unavailable_in_every_way(case: Case) -> None:
         case.engine.flush_cache,
         lambda: case.engine.set_capture_rate(0.5),
         lambda: case.engine.generate(CHAT, max_new_tokens=1),
+        lambda: case.engine.probe(timeout_s=5.0),
     ]
     for call in calls:
         with pytest.raises(EngineUnavailable) as caught:

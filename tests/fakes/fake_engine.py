@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
-from tide.domain import DraftContract, TargetContract
+from tide.domain import PROBE_SLICE, DraftContract, TargetContract
 from tide.engine.base import Engine, EngineFacts, Generation, Speculation, SwapResult
 from tide.errors import EngineError, EngineUnavailable, SwapRefused
 
@@ -113,6 +113,9 @@ class FakeEngine(Engine):
             finish_reason="length",
             latency_s=0.0,
         )
+
+    def probe(self, *, timeout_s: float) -> Generation:
+        return self.generate([{"role": "user", "content": "probe"}], max_new_tokens=8, slice=PROBE_SLICE, no_logs=True)
 
     def active_draft(self) -> str:
         self.check_health()

@@ -12,10 +12,27 @@ from flows import promote as module
 from tests.support.approving import NOW, REQUEST
 from tests.support.signed import verdict_on
 from tide import approval_rules
-from tide.domain import ApprovalSettlement, Promotion, Proposal, Serving, ServingDraft
+from tide.domain import (
+    ApprovalSettlement,
+    CanaryLease,
+    CanaryRefusal,
+    CanaryReport,
+    Promotion,
+    Proposal,
+    Serving,
+    ServingDraft,
+)
 from tide.errors import Conflict
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
+TAKEN_BACK = CanaryRefusal(
+    generation=2,
+    previous=A,
+    lease=CanaryLease(draft=B, verdict="f" * 64, replicas=("r0",), run="host/1/1", lease_until=2.0),
+    report=CanaryReport(outcome="regression", reasons=("worse",)),
+    replicas=(),
+    at=1.0,
+)
 PROMOTED = Promotion(kind="promotion", generation=3, draft=B, previous=C, verdict=None, replicas=(), at=1.0)
 REFUSED = approval_rules.refusal(REQUEST, "reviewers", ["refused by ada: no"], NOW)
 APPROVED = REFUSED.model_copy(update={"outcome": "approved", "reasons": ("approved by ada: yes",)})
@@ -25,7 +42,7 @@ class Stages:
     """Stand-ins for the stages: what serves by turn, what the rollout and people answer by turn, what was judged."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, serving: list[Serving], answers: list[Promotion | None]
+        self, monkeypatch: pytest.MonkeyPatch, serving: list[Serving], answers: list[Promotion | CanaryRefusal | None]
     ) -> None:
         self.serving, self.answers = serving, answers
         self.judged: list[str] = []
@@ -64,7 +81,7 @@ class Stages:
 
     outcome: Any = "promote"
 
-    def roll_out(self, _branch: str, _digest: str, generation: int) -> Promotion | None:
+    def roll_out(self, _branch: str, _digest: str, generation: int) -> Promotion | CanaryRefusal | None:
         self.rolled_out.append(generation)
         return self.answers.pop(0)
 
@@ -117,6 +134,15 @@ def test_a_lost_race_is_judged_again_against_the_draft_that_was_faster(monkeypat
     assert stages.judged == [A, C]
     assert stages.rolled_out == [1, 2]
     assert (result.verdict.incumbent, result.promotion) == (C, PROMOTED)
+
+
+def test_a_candidate_that_the_canary_refuses_ends_the_flow_well_and_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stages = Stages(monkeypatch, [at(1, A)], [TAKEN_BACK])
+    result = module.promote.fn("candidate-b")
+    assert (result.verdict.outcome, result.promotion, result.refusal) == ("promote", None, TAKEN_BACK)
+    assert stages.rolled_out == [1]
 
 
 def test_a_race_lost_again_and_again_is_an_error_and_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:

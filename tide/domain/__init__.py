@@ -4,6 +4,7 @@ Owns names, schema versions and what makes two things the same. Knows nothing of
 """
 
 from tide.domain.approval import Approval, ApprovalAnswer, ApprovalRequest, ApprovalSettlement, Proposal
+from tide.domain.canary import CanaryLease, CanaryRefusal, CanaryReport
 from tide.domain.choices import CheckpointChoice, CheckpointScore, CostDecision, PoolChoice
 from tide.domain.decisions import (
     ACCEPTANCE_DEFINITION,
@@ -31,7 +32,8 @@ from tide.domain.identity import (
     split_of,
 )
 from tide.domain.profile import EngineProfile, ProfilePoint
-from tide.domain.serving import LineageRecord, Promotion, ReplicaSwap, Serving, ServingDraft
+from tide.domain.replicas import ReplicaSwap
+from tide.domain.serving import LineageRecord, Promotion, Serving, ServingDraft
 from tide.domain.signed import Attestation, KeyId, Signed, SignedKind
 from tide.domain.states import PROBE_SLICE, HarvestResult, RequestSegment, Shard, ShardRequest, Snapshot, WindowManifest
 
@@ -45,6 +47,9 @@ __all__ = [
     "ApprovalRequest",
     "ApprovalSettlement",
     "Attestation",
+    "CanaryLease",
+    "CanaryRefusal",
+    "CanaryReport",
     "CheckpointChoice",
     "CheckpointScore",
     "CostDecision",
