@@ -5,8 +5,9 @@ from __future__ import annotations
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
+from tasks.events import announce
 from tasks.stage import stage
-from tide import ledger, rollout, wiring
+from tide import events, ledger, rollout, wiring
 from tide.domain import Promotion
 from tide.errors import Conflict
 
@@ -49,3 +50,6 @@ def _record(promotion: Promotion) -> None:
     lines = [f"- {r.replica}: {r.before[:12]} -> {r.after[:12]} in {r.seconds:.3f} s" for r in promotion.replicas]
     title = f"{promotion.kind}: generation {promotion.generation}, draft {promotion.draft[:12]}"
     create_markdown_artifact(key="promotion", markdown="\n".join([f"## {title}", *lines]), description=title)
+    event = events.DRAFT_PROMOTED if promotion.kind == "promotion" else events.DRAFT_ROLLED_BACK
+    generation, previous = str(promotion.generation), promotion.previous or ""
+    announce(event, events.of_draft(promotion.draft), generation=generation, previous=previous)
