@@ -1,0 +1,51 @@
+"""Flows that do nothing but what Prefect is asked about: fail once, wait for a person, take their time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import yaml
+from prefect import flow
+from prefect.flow_runs import suspend_flow_run
+
+NAMES = ("fails-once", "waits", "sleeps")
+
+
+@flow(name="fails-once", retries=1, retry_delay_seconds=0)
+def fails_once(marker: str) -> None:
+    """Fails at the first attempt."""
+    path = Path(marker)
+    if not path.exists():
+        path.touch()
+        raise RuntimeError("the first attempt fails")
+
+
+@flow(name="waits")
+def waits(timeout_s: int = 3600) -> None:
+    """Suspends itself, as a promotion does that waits for a person."""
+    suspend_flow_run(timeout=timeout_s)
+
+
+@flow(name="sleeps")
+def sleeps(seconds: float) -> None:
+    """Healthy, and long."""
+    time.sleep(seconds)
+
+
+def deployments(folder: Path) -> Path:
+    """A prefect.yaml for these flows, ours by their tag, one at a time each."""
+    entries = [
+        {
+            "name": name,
+            "entrypoint": f"tests.support.plain_flows.{name.replace('-', '_')}",
+            "tags": ["tide"],
+            "work_pool": {"name": "cpu", "job_variables": {"command": "python -m prefect.engine"}},
+            "concurrency_limit": {"limit": 1, "collision_strategy": "CANCEL_NEW"},
+        }
+        for name in NAMES
+    ]
+    folder.mkdir(exist_ok=True)
+    path = folder / "prefect.yaml"
+    path.write_text(yaml.safe_dump({"name": "plain", "pull": [], "deployments": entries}))
+    return path
