@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from infra.prefect_api import ask, client
 from tide import events
 from tide.errors import ServiceError, TideError
 from tide.recovery import BEAT_S, BEATS
@@ -133,60 +134,39 @@ def _run(deployment: str) -> dict[str, Any]:
 # The server
 
 
-def apply(api: str, *, auth: str = "", beat_s: int = BEAT_S) -> list[str]:
+def apply(api: str, *, beat_s: int = BEAT_S) -> list[str]:
     """Make the automations that a server lacks, and replace those of another version. Returns the names changed.
 
     Args:
         api: address, with ``/api``.
-        auth: ``user:password`` of a protected server.
 
     Raises:
         ServiceError: a deployment is missing, or the server refused.
     """
     changed = []
-    with _client(api, auth) as client:
-        found = {a["name"]: a for a in _ask(client, "POST", "automations/filter", {"limit": 200})}
-        for automation in wanted(_deployments(client), beat_s=beat_s):
+    with client(api) as server:
+        found = {a["name"]: a for a in ask(server, "POST", "automations/filter", {"limit": 200})}
+        for automation in wanted(deployments_of(server), beat_s=beat_s):
             there = found.get(automation["name"])
             if there is not None and there["description"] == automation["description"]:
                 continue
             if there is None:
-                _ask(client, "POST", "automations/", automation)
+                ask(server, "POST", "automations/", automation)
             else:
-                _ask(client, "PUT", f"automations/{there['id']}", automation)
+                ask(server, "PUT", f"automations/{there['id']}", automation)
             changed.append(str(automation["name"]))
     return changed
 
 
-def _deployments(client: httpx.Client) -> dict[str, str]:
-    missing, found = [], {}
+def deployments_of(server: httpx.Client) -> dict[str, str]:
+    """Ids of the deployments that automations run. Raises ServiceError when one is missing."""
+    found = {}
     for name in NEEDED:
-        answer = client.get(f"deployments/name/{name}")
-        if answer.status_code == httpx.codes.NOT_FOUND:
-            missing.append(name)
-        else:
-            found[name] = str(_checked(answer).json()["id"])
-    if missing:
-        raise ServiceError(f"deployments {', '.join(missing)} are not on {client.base_url}: `prefect deploy --all` first")
+        try:
+            found[name] = str(ask(server, "GET", f"deployments/name/{name}")["id"])
+        except ServiceError as error:
+            raise ServiceError(f"automations run {name}: `prefect deploy --all` first: {error}") from error
     return found
-
-
-def _client(api: str, auth: str) -> httpx.Client:
-    user, _, password = auth.partition(":")
-    return httpx.Client(
-        base_url=api.rstrip("/") + "/", timeout=30.0, trust_env=False, auth=(user, password) if auth else None
-    )
-
-
-def _ask(client: httpx.Client, method: str, path: str, body: Mapping[str, Any]) -> Any:
-    answer = _checked(client.request(method, path, json=body))
-    return answer.json() if answer.content else None
-
-
-def _checked(answer: httpx.Response) -> httpx.Response:
-    if answer.is_error:
-        raise ServiceError(f"Prefect refused {answer.request.url}: {answer.status_code} {answer.text[:500]}")
-    return answer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -197,14 +177,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if not given.api:
         parser.error("which server? set PREFECT_API_URL or --api (`tide env` prints it)")
-    auth = os.environ.get("PREFECT_API_AUTH_STRING", "")
     try:
         if given.only_print:
-            with _client(given.api, auth) as client:
-                print(json.dumps(wanted(_deployments(client)), indent=2))
+            with client(given.api) as server:
+                print(json.dumps(wanted(deployments_of(server)), indent=2))
             return 0
-        changed = apply(given.api, auth=auth)
-    except (TideError, httpx.HTTPError) as error:
+        changed = apply(given.api)
+    except TideError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     print(f"changed: {', '.join(changed) or 'nothing'}")

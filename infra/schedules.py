@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
-
-from tide.errors import ServiceError
+from infra.prefect_api import ask, client
 
 
 def active(api: str) -> set[tuple[str, str]]:
@@ -30,19 +28,13 @@ def turn_on(api: str, wanted: set[tuple[str, str]]) -> int:
         for s in d["schedules"]
         if (d["id"], s["slug"]) in wanted and not s["active"]
     ]
-    for path in off:
-        answer = httpx.patch(f"{api}/{path}", json={"active": True}, timeout=30.0, trust_env=False)
-        if answer.is_error:
-            raise ServiceError(f"schedule {path} was not turned on again: {answer.status_code} {answer.text[:500]}")
+    with client(api) as server:
+        for path in off:
+            ask(server, "PATCH", path, {"active": True})
     return len(off)
 
 
 def _deployments(api: str) -> list[dict[str, Any]]:
-    try:
-        answer = httpx.post(f"{api}/deployments/filter", json={"limit": 200}, timeout=30.0, trust_env=False)
-    except httpx.HTTPError as error:
-        raise ServiceError(f"Prefect at {api} does not answer: {error}") from error
-    if answer.is_error:
-        raise ServiceError(f"Prefect at {api} does not list its deployments: {answer.status_code} {answer.text[:500]}")
-    found: list[dict[str, Any]] = answer.json()
-    return found
+    with client(api) as server:
+        found: list[dict[str, Any]] = ask(server, "POST", "deployments/filter", {"limit": 200})
+        return found

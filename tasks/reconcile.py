@@ -80,9 +80,8 @@ def end_orphans(patience: Patience, dry_run: bool) -> list[Repair]:
 def tidy_scratch(patience: Patience, dry_run: bool) -> list[Repair]:
     """Folders of training runs that died, once nobody will look into them any more: they hold the run's samples."""
     found = []
-    for folder, owner in _training():
-        alive, count = ownership.flow_alive(owner), len(ownership.members(owner))
-        age = time.time() - owner.at
+    for folder in _folders():
+        alive, count, age = _use_of(folder)
         if recovery.discarded(alive, count, age, patience):
             if not dry_run:
                 shutil.rmtree(folder)
@@ -91,12 +90,25 @@ def tidy_scratch(patience: Patience, dry_run: bool) -> list[Repair]:
     return found
 
 
+def _use_of(folder: Path) -> tuple[bool, int, float]:
+    """Whether the flow of a training folder may live, how many processes use it, and its age in seconds."""
+    owner = ownership.read_owner(folder)
+    if owner is None:
+        return False, len(ownership.users(folder)), time.time() - folder.stat().st_mtime
+    alive = ownership.flow_alive(owner) or not ownership.is_here(owner)
+    return alive, len(ownership.members(owner)), time.time() - owner.at
+
+
 def _training() -> Iterator[tuple[Path, Owner]]:
     """Folders of training runs on this host that say whose they are."""
-    for folder in sorted((wiring.settings().home / "train").glob("*")):
+    for folder in _folders():
         owner = ownership.read_owner(folder)
         if owner is not None and ownership.is_here(owner):
             yield folder, owner
+
+
+def _folders() -> list[Path]:
+    return sorted(path for path in (wiring.settings().home / "train").glob("*") if path.is_dir())
 
 
 @stage("look for half-made branches")

@@ -1,4 +1,4 @@
-"""Whose a training process is: an owner file in the run's folder, and a mark that every process of the run inherits.
+"""Whose a training process is: a file in the run's folder, and a mark that every process of the run inherits.
 
 Owns the file, the search for what carries the mark, and its end. A pid is never trusted alone: the flow's process is
 known by pid, start tick and boot, and a training process by the mark in its environment, read again at the moment of
@@ -25,7 +25,7 @@ from tide.files import write_durably
 
 MARK = "TIDE_TRAINING_RUN"
 """Environment variable with the run's token; set before the trainer starts, so that all it starts inherit it."""
-FILE = "owner.json"
+FILE = "run.json"
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL. SIGTERM saves nothing in a trainer."""
 _GONE_S = 5.0
@@ -48,7 +48,7 @@ class Owner(Record):
 
 @contextlib.contextmanager
 def owned(folder: Path, flow_run: str | None) -> Iterator[Owner]:
-    """Say in ``folder/owner.json`` that this process works there, and mark every process started in the block."""
+    """Say in ``folder/run.json`` that this process works there, and mark every process started in the block."""
     pid = os.getpid()
     ticks = _start_ticks(pid)
     assert ticks is not None
@@ -120,6 +120,17 @@ def end_members(owner: Owner, grace_s: float = GRACE_S) -> int:
         pids = ", ".join(map(str, left))
         raise ServiceError(f"processes {pids} of training run {owner.flow_run} do not end: see `ps -fp {pids}`")
     return len(found)
+
+
+def users(folder: Path) -> list[int]:
+    """Processes that work in a folder or below, by pid: of a folder that does not say whose it is."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            place = (entry / "cwd").readlink()
+            if folder.absolute() in (place, *place.parents):
+                found.append(int(entry.name))
+    return found
 
 
 def _signal(pid: int, token: str, number: signal.Signals) -> None:

@@ -153,20 +153,26 @@ class Drill:
     def _mend(self, first: str) -> dict[str, list[str]]:
         """Until nothing of the broken cycle is at work: what lives may finish, what is dead is found by reconcile."""
         deadline = time.monotonic() + RUN_S
-        while (runs := {run["id"] for run in self.pipe.waiting()}) and time.monotonic() < deadline:
-            alive = runs & self.pipe.flows().keys()
-            dead = {run["id"] for run in self.pipe.at_work()} - self.pipe.flows().keys()
-            if not dead:
+        while self.pipe.waiting() and time.monotonic() < deadline:
+            if not (dead := self._dead()):
                 time.sleep(0.5)
                 continue
             # A living cycle may wait for a dead training: with it alive, no healthy run may be taken for dead.
-            patience = {**IMPATIENT, "silent_s": BEAT_S + 5, "second_look_s": BEAT_S + 2} if alive else IMPATIENT
-            time.sleep(1.5)
-            self._reconcile(patience)
+            others = {run["id"] for run in self.pipe.waiting()} - dead
+            patience = {**IMPATIENT, "silent_s": BEAT_S + 5, "second_look_s": BEAT_S + 2, "pending_s": 30}
+            self._reconcile(patience if others else IMPATIENT)
         state = self._reconcile(IMPATIENT)
         ended = self.pipe.state(first)
         faults = {} if state == "COMPLETED" else {"incomplete": [f"reconcile after a cycle that {ended} ended {state}"]}
         return {**faults, **({"incomplete": ["runs do not end"]} if time.monotonic() > deadline else {})}
+
+    def _dead(self) -> set[str]:
+        """Runs at work without a process, by two looks: one that begins has none for a moment."""
+        looks = []
+        for _ in range(2):
+            looks.append({run["id"] for run in self.pipe.at_work()} - self.pipe.flows().keys())
+            time.sleep(3.0 if looks[0] and len(looks) == 1 else 0.0)
+        return looks[0] & looks[1]
 
     def _reconcile(self, patience: dict[str, Any]) -> str:
         return self.pipe.finished(self.pipe.run("reconcile/reconcile", patience=patience), RUN_S)

@@ -38,9 +38,6 @@ def pipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 @pytest.fixture(scope="module")
 def orphan(pipe: Pipeline) -> dict[str, Any]:
     """A training whose flow and worker were killed, and when; the worker is back."""
-    if not list(pipe.store.repositories()):
-        pipe.fill()
-        assert pipe.finished(pipe.run("harvest/harvest")) == "COMPLETED"
     run = hung_training(pipe, "candidate-killed")
     time.sleep(2)  # for its first heartbeat to arrive
     pipe.kill_worker("mi250")
@@ -86,9 +83,39 @@ def test_wrong_parameters_are_refused_by_the_server_with_the_field_named(
     assert field in refused(pipe, deployment, parameters)
 
 
-def test_cancelling_a_hung_training_leaves_no_process_of_it(pipe: Pipeline) -> None:
+def test_late_runs_and_a_doubled_window_do_the_work_once(pipe: Pipeline) -> None:
+    """The worker was down overnight; then all that was missed runs at once, and one window twice."""
     pipe.fill()
-    assert pipe.finished(pipe.run("harvest/harvest")) == "COMPLETED"
+    pipe.kill_worker("cpu")
+    now = datetime.now(UTC)
+    runs = []
+    for number in range(LATE + 1):
+        flow = ("adapt", "harvest")[number % 2]
+        id = pipe.call("GET", f"deployments/name/{flow}/{flow}")["id"]
+        due = now - timedelta(minutes=5 * max(1, LATE - number))
+        state = {"type": "SCHEDULED", "state_details": {"scheduled_time": due.isoformat()}}
+        runs.append(str(pipe.call("POST", f"deployments/{id}/create_flow_run", {"state": state})["id"]))
+    pipe.start_worker("cpu")
+    assert wait_for(lambda: all(pipe.state(run) in FINAL for run in runs), 300)
+    ends = [pipe.state(run) for run in runs]
+    assert set(ends) <= {"COMPLETED", "CANCELLED"}, ends
+    assert wait_for(lambda: not [r for r in pipe.waiting() if r["work_pool_name"] == "cpu"], 120)
+    found = Books(pipe).read_back()
+    assert (found.lost, found.doubled) == ([], [])
+    assert len(ledger.every(pipe.store, DRAFTS, KIND, Cycle)) == 1
+    assert len(Books(pipe).trained()) == 1
+    assert read_serving(pipe.store, DRAFTS).generation == 1
+
+
+def test_a_promotion_makes_reconcile_look_at_the_replicas_at_once(pipe: Pipeline) -> None:
+    def by_automation() -> list[Any]:
+        runs = pipe.call("POST", "flow_runs/filter", {"flows": {"name": {"any_": ["reconcile"]}}})
+        return [run for run in runs if (run["created_by"] or {}).get("type") == "AUTOMATION"]
+
+    assert wait_for(by_automation, 60)
+
+
+def test_cancelling_a_hung_training_leaves_no_process_of_it(pipe: Pipeline) -> None:
     run = hung_training(pipe, "candidate-cancelled")
     pipe.call("POST", f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     assert wait_for(lambda: not pipe.trainers(), 120)
@@ -103,7 +130,7 @@ def test_a_training_whose_flow_was_killed_is_ended_by_reconcile_though_its_run_l
     assert pipe.finished(pipe.run("reconcile/reconcile")) == "COMPLETED"
     assert pipe.trainers() == []
     assert pipe.state(orphan["run"]) == "RUNNING", "the run itself is not taken for dead before its heartbeats are due"
-    [report] = ledger.every(pipe.store, DRAFTS, "reconcile", ReconcileReport)
+    report = ledger.every(pipe.store, DRAFTS, "reconcile", ReconcileReport)[-1]
     assert [(r.kind, r.outcome) for r in report.repairs] == [("process", "mended")]
 
 
@@ -133,37 +160,6 @@ def test_a_retry_under_a_limit_of_one_succeeds(pipe: Pipeline, tmp_path: Path) -
     run = pipe.run("fails-once/fails-once", marker=str(tmp_path / "marker"))
     assert pipe.finished(run, 120) == "COMPLETED"
     assert pipe.call("GET", f"flow_runs/{run}")["run_count"] == 2
-
-
-def test_late_runs_and_a_doubled_window_do_the_work_once(pipe: Pipeline) -> None:
-    """The worker was down overnight; then all that was missed runs at once, and one window twice."""
-    pipe.kill_worker("cpu")
-    now = datetime.now(UTC)
-    runs = []
-    for number in range(LATE + 1):
-        flow = ("adapt", "harvest")[number % 2]
-        id = pipe.call("GET", f"deployments/name/{flow}/{flow}")["id"]
-        due = now - timedelta(minutes=5 * max(1, LATE - number))
-        state = {"type": "SCHEDULED", "state_details": {"scheduled_time": due.isoformat()}}
-        runs.append(str(pipe.call("POST", f"deployments/{id}/create_flow_run", {"state": state})["id"]))
-    pipe.start_worker("cpu")
-    assert wait_for(lambda: all(pipe.state(run) in FINAL for run in runs), 300)
-    ends = [pipe.state(run) for run in runs]
-    assert set(ends) <= {"COMPLETED", "CANCELLED"}, ends
-    assert wait_for(lambda: not [r for r in pipe.waiting() if r["work_pool_name"] == "cpu"], 120)
-    found = Books(pipe).read_back()
-    assert (found.lost, found.doubled) == ([], [])
-    assert len(ledger.every(pipe.store, DRAFTS, KIND, Cycle)) == 1
-    assert len(Books(pipe).trained()) == 1
-    assert read_serving(pipe.store, DRAFTS).generation == 1
-
-
-def test_a_promotion_makes_reconcile_look_at_the_replicas_at_once(pipe: Pipeline) -> None:
-    def by_automation() -> list[Any]:
-        runs = pipe.call("POST", "flow_runs/filter", {"flows": {"name": {"any_": ["reconcile"]}}})
-        return [run for run in runs if (run["created_by"] or {}).get("type") == "AUTOMATION"]
-
-    assert wait_for(by_automation, 60)
 
 
 def test_a_leaked_slot_is_found_and_given_back_and_the_next_run_is_not_cancelled(pipe: Pipeline) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,7 +191,11 @@ class Pipeline:
 
     def flows(self) -> dict[str, psutil.Process]:
         """Processes that run a flow, by the id of the run: of a worker that lives, or that was killed."""
-        return {p.environ()["PREFECT__FLOW_RUN_ID"]: p for p in flow_processes(self.home)}
+        found = {}
+        for process in flow_processes(self.home):
+            with suppress(psutil.Error):
+                found[process.environ()["PREFECT__FLOW_RUN_ID"]] = process
+        return found
 
     def trainers(self) -> list[psutil.Process]:
         """Processes of trainings."""
@@ -266,7 +270,7 @@ def deployments(folder: Path) -> Path:
 @contextmanager
 def pipeline(home: Path, pools: tuple[str, ...] = ("cpu", "mi250"), *, train_s: float = 2.0) -> Iterator[Pipeline]:
     """Start everything; end it whatever happens."""
-    prefect.BEAT_S = BEAT_S
+    usual, prefect.BEAT_S = prefect.BEAT_S, BEAT_S
     for folder in ("spool", "drafts", "replicas", "lakefs"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     port = ports.free_port()
@@ -283,6 +287,7 @@ def pipeline(home: Path, pools: tuple[str, ...] = ("cpu", "mi250"), *, train_s: 
                 made.start_worker(pool)
             yield made
         finally:
+            prefect.BEAT_S = usual
             processes.stop_all(home, local.STOP_ORDER, grace_s=10)
             for left in flow_processes(home):
                 kill(left.pid)

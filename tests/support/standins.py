@@ -33,10 +33,13 @@ TRAIN_S = "DRILL_TRAIN_S"
 """Environment variable: seconds a training takes; negative: it hangs."""
 _RANKS = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"])
+sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]
+child = subprocess.Popen(sleeps, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 seconds, step = float(sys.argv[1]), 0
 while seconds < 0 or step * 0.25 < seconds:
     time.sleep(0.25)
+    if child.poll() is not None:
+        sys.exit("a rank died")
     step += 1
     if seconds >= 0:
         print(step, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -141,12 +142,17 @@ def test_scratch_of_a_dead_run_goes_and_that_of_a_living_flow_stays(server: Serv
         dead = tmp_path / "train" / "dead"
         dead.mkdir()
         (dead / ownership.FILE).write_text(owner.model_copy(update={"pid": 2**22 + 1, "token": "x"}).to_json())
-        strange = tmp_path / "train" / "without-an-owner"
-        strange.mkdir()
-        assert [r.subject for r in tidy_scratch.fn(AT_ONCE, False)] == ["dead"]
-        assert folder.exists()
-        assert strange.exists()
-        assert not dead.exists()
+        elsewhere = tmp_path / "train" / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / ownership.FILE).write_text(owner.model_copy(update={"host": "another"}).to_json())
+        old, new = tmp_path / "train" / "old", tmp_path / "train" / "new"
+        for strange in (old, new):
+            strange.mkdir()
+        os.utime(old, (1.0, 1.0))
+        hour = AT_ONCE.model_copy(update={"scratch_s": 3600})
+        assert [r.subject for r in tidy_scratch.fn(hour, False)] == ["old"]
+        assert [r.subject for r in tidy_scratch.fn(AT_ONCE, False)] == ["dead", "new"]
+        assert {path.name for path in (tmp_path / "train").iterdir()} == {folder.name, "elsewhere"}
 
 
 def test_half_made_branches_are_mended_when_nothing_that_uses_them_is_at_work(
