@@ -14,9 +14,7 @@ from tide.domain import DriftReport, Snapshot
 def finished_cycle(snapshot: Snapshot) -> Cycle | None:
     """The cycle that came to its end on these states under this policy; None when they are new."""
     config = wiring.settings()
-    found = cycles.finished(
-        wiring.store(config), config.drafts_repository, snapshot.commit, config.policy().digest()
-    )
+    found = cycles.finished(wiring.store(config), config.drafts_repository, snapshot.commit, config.policy().digest())
     if found:
         get_run_logger().info("no states since the last finished cycle (%s): nothing to do", snapshot.commit[:12])
     return found
@@ -26,7 +24,5 @@ def finished_cycle(snapshot: Snapshot) -> Cycle | None:
 def finish_cycle(snapshot: Snapshot, drift: DriftReport, branch: str | None) -> None:
     """Record the cycle's end in the ledger."""
     config = wiring.settings()
-    cycle = Cycle(
-        states_commit=snapshot.commit, policy=config.policy().digest(), drift=drift, candidate_branch=branch
-    )
+    cycle = Cycle(states_commit=snapshot.commit, policy=config.policy().digest(), drift=drift, candidate_branch=branch)
     cycles.finish(wiring.store(config), config.drafts_repository, cycle)

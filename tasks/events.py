@@ -19,5 +19,5 @@ def announce(name: str, resource: str, **payload: str) -> None:
         return
     try:
         emit_event(name, resource={"prefect.resource.id": resource, "tide.source": SOURCE}, payload=dict(payload))
-    except Exception as error:  # whatever the events' client raises, the stage has done its work
+    except Exception as error:  # noqa: BLE001  # whatever it is, the stage has done its work
         get_run_logger().warning("event %s was not emitted: %s", name, error)

@@ -160,5 +160,3 @@ def _repair(kind: str, subject: str, found: str, mended: bool) -> Repair:
     return Repair.model_validate(
         {"kind": kind, "subject": subject, "found": found, "outcome": "mended" if mended else "left"}
     )
-
-

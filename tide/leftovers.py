@@ -74,9 +74,7 @@ def finish_serving(store: Store, drafts: str) -> bool:
     return True
 
 
-def _in(
-    store: Store, repository: str, rule: Callable[[Store, str, str], Iterator[Leftover]]
-) -> list[Leftover]:
+def _in(store: Store, repository: str, rule: Callable[[Store, str, str], Iterator[Leftover]]) -> list[Leftover]:
     try:
         branches = sorted(store.branches(repository))
     except NotFound:
@@ -95,7 +93,9 @@ def _harvests(store: Store, repository: str, branch: str) -> Iterator[Leftover]:
         return
     window, replica = match.groups()
     if any(store.uncommitted(repository, branch)):
-        yield Leftover(repository, branch, False, f"objects are staged: the next harvest of {replica} goes on with them")
+        yield Leftover(
+            repository, branch, False, f"objects are staged: the next harvest of {replica} goes on with them"
+        )
         return
     there, main = (window_branch.stored(store, repository, ref, window, replica) for ref in (branch, "main"))
     if there == main:

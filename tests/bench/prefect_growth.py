@@ -45,7 +45,9 @@ class Growth:
     def bytes(self) -> int:
         """What is in use: pages, free ones left out."""
         time.sleep(FLUSH_S)
-        with sqlite3.connect(f"file:{self.pipe.home / 'prefect' / 'prefect.db'}?mode=ro", uri=True, timeout=60) as found:
+        with sqlite3.connect(
+            f"file:{self.pipe.home / 'prefect' / 'prefect.db'}?mode=ro", uri=True, timeout=60
+        ) as found:
             pages, free, size = (
                 found.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
             )

@@ -8,8 +8,8 @@ result says so.
 
     python -m tests.drills.cycle [--kills 50] [--boundaries] [--seed 1] [--home DIR] [--out FILE]
 
-With ``--home`` a drill that was broken off goes on where it was. Exit code 1 when something was lost, doubled, half-made
-or leaked, or a cycle after a kill did not complete.
+With ``--home`` a drill that was broken off goes on where it was. Exit code 1 when something was lost, doubled, leaked or
+half-made, or a cycle after a kill did not complete.
 """
 
 from __future__ import annotations

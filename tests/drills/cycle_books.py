@@ -106,6 +106,8 @@ class Books:
         store = self.pipe.store
         branches = [b for b in store.branches(STATES) if b != "main"]
         branches += [b for b in store.branches(DRAFTS) if b.startswith("serving-")]
-        files = [p for kind in ("train", "held_out", "requests") for p in (self.pipe.home / "spool" / kind).glob("[!.]*")]
+        files = [
+            p for kind in ("train", "held_out", "requests") for p in (self.pipe.home / "spool" / kind).glob("[!.]*")
+        ]
         ranks = self.pipe.trainers()
         return [*branches, *map(str, files), *(f"training process {p.pid}" for p in ranks)]

@@ -4,7 +4,7 @@ A healthy run sleeps, another is suspended, and twice as many busy processes as 
 neither may have been marked crashed by the automation, whose patience is the shortest that it can be given here: three
 beats of Prefect's least, 30 s.
 
-    python -m tests.drills.heartbeats [--minutes 10] [--out FILE]
+    python -m tests.drills.heartbeats [--minutes 10] [--busy N] [--out FILE]
 
 Exit code 1 when a healthy run was crashed.
 """
@@ -26,7 +26,6 @@ from typing import Any
 
 from infra import automations, prefect
 from tests.bench.operate_results import merge
-from tests.support import plain_flows
 from tests.support.operated import BEAT_S, Pipeline, pipeline, wait_for
 
 BUSY = "while True: pass"
@@ -44,17 +43,16 @@ def time_of(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def drill(home: Path, minutes: float) -> dict[str, Any]:
+def drill(home: Path, minutes: float, load: int) -> dict[str, Any]:
     """Runs under load; what became of them."""
     with pipeline(home, pools=("cpu",)) as pipe:
-        prefect.deploy(pipe.home, pipe.port, pipe.env, plain_flows.deployments(home / "plain"))
         automations.apply(prefect.api_url(pipe.port), beat_s=BEAT_S)
         waits, sleeps = pipe.run("waits/waits"), pipe.run("sleeps/sleeps", seconds=60 * minutes + 30)
         assert wait_for(lambda: pipe.state(waits) == "PAUSED" and pipe.state(sleeps) == "RUNNING", 300)
-        load = 2 * (os.cpu_count() or 1)
         busy = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(load)]
         try:
             time.sleep(60 * minutes)
+            average = os.getloadavg()[1]
             states = {"healthy": pipe.state(sleeps), "waiting": pipe.state(waits)}
         finally:
             for process in busy:
@@ -65,6 +63,7 @@ def drill(home: Path, minutes: float) -> dict[str, Any]:
         return {
             "minutes": minutes,
             "busy_processes": load,
+            "load_average_5min": round(average, 1),
             "states_under_load": states,
             "healthy_ended": end,
             "beats": len(sent),
@@ -77,11 +76,12 @@ def main() -> None:
     """Run, write, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--busy", type=int, default=2 * (os.cpu_count() or 1), help="busy processes")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))
     with tempfile.TemporaryDirectory() as folder:
-        found = drill(Path(folder), args.minutes)
+        found = drill(Path(folder), args.minutes, args.busy)
     merge({"heartbeats": found}, args.out)
     print(json.dumps(found))
     sys.exit(int(found["crashed"] > 0 or found["healthy_ended"] != "COMPLETED"))

@@ -1,4 +1,4 @@
-"""The real flows as a drill deploys them: stand-ins behind three ports, and every step boundary is told and can be held.
+"""The real flows as a drill deploys them: stand-ins behind three ports, and each step boundary is told and can be held.
 
 A worker's process imports this module in place of flows.*. Each stage appends ``before NAME`` and ``after NAME`` to
 ``<home>/boundaries.log``. While ``<home>/hold_at`` names a boundary, whoever reaches it stays there, to be killed.

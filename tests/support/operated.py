@@ -210,7 +210,7 @@ class Pipeline:
         return found
 
     def restart_replica(self, name: str) -> None:
-        """A replica dies and starts again: it serves what the marker beside the drafts says, as SGLang's plugin does."""
+        """A replica dies and starts again: it serves what the drafts' marker says, as SGLang's plugin does."""
         marker = self.home / "drafts" / "serving"
         (self.home / "replicas" / name).write_text(marker.read_text().strip() if marker.exists() else "none")
 
@@ -258,13 +258,28 @@ def wait_for(condition: Callable[[], object], seconds: float) -> bool:
 
 
 def deployments(folder: Path) -> Path:
-    """prefect.yaml with the drilled flows in place of the real ones: all else is as it is."""
+    """prefect.yaml with the drilled flows in place of the real ones, all else as it is, and `plain_flows`."""
     content = yaml.safe_load((ROOT / "prefect.yaml").read_text())
     for deployment in content["deployments"]:
         deployment["entrypoint"] = f"tests.support.drilled.{deployment['name']}"
+    content["deployments"] += plain_deployments()
     path = folder / "prefect.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
+
+
+def plain_deployments() -> list[dict[str, Any]]:
+    """Flows that do nothing, ours by their tag, one at a time each."""
+    return [
+        {
+            "name": name,
+            "entrypoint": f"tests.support.plain_flows.{name.replace('-', '_')}",
+            "tags": ["tide"],
+            "work_pool": {"name": "cpu", "job_variables": {"command": "python -m prefect.engine"}},
+            "concurrency_limit": {"limit": 1, "collision_strategy": "CANCEL_NEW"},
+        }
+        for name in names.PLAIN
+    ]
 
 
 @contextmanager

@@ -5,11 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import yaml
 from prefect import flow
 from prefect.flow_runs import suspend_flow_run
-
-NAMES = ("fails-once", "waits", "sleeps")
 
 
 @flow(name="fails-once", retries=1, retry_delay_seconds=0)
@@ -31,21 +28,3 @@ def waits(timeout_s: int = 3600) -> None:
 def sleeps(seconds: float) -> None:
     """Healthy, and long."""
     time.sleep(seconds)
-
-
-def deployments(folder: Path) -> Path:
-    """A prefect.yaml for these flows, ours by their tag, one at a time each."""
-    entries = [
-        {
-            "name": name,
-            "entrypoint": f"tests.support.plain_flows.{name.replace('-', '_')}",
-            "tags": ["tide"],
-            "work_pool": {"name": "cpu", "job_variables": {"command": "python -m prefect.engine"}},
-            "concurrency_limit": {"limit": 1, "collision_strategy": "CANCEL_NEW"},
-        }
-        for name in NAMES
-    ]
-    folder.mkdir(exist_ok=True)
-    path = folder / "prefect.yaml"
-    path.write_text(yaml.safe_dump({"name": "plain", "pull": [], "deployments": entries}))
-    return path

@@ -26,7 +26,9 @@ def test_a_run_is_marked_crashed_after_three_beats_and_not_before() -> None:
     assert automations.wanted(IDS, beat_s=30)[0]["trigger"]["within"] == 90
 
 
-@pytest.mark.parametrize("state", ["Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused", "AwaitingRetry"])
+@pytest.mark.parametrize(
+    "state", ["Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused", "AwaitingRetry"]
+)
 def test_a_run_that_is_over_or_waits_owes_no_heartbeat(state: str) -> None:
     assert f"prefect.flow-run.{state}" in CRASHED["trigger"]["expect"]
     assert f"prefect.flow-run.{state}" not in CRASHED["trigger"]["after"]

@@ -123,5 +123,3 @@ def test_a_candidates_branch_stays_and_one_that_never_held_a_candidate_goes(stor
 
 def test_without_repositories_there_is_nothing_to_find() -> None:
     assert leftovers.find(MemoryStore(), STATES, DRAFTS, ()) == []
-
-

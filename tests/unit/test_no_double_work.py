@@ -24,7 +24,9 @@ DRAFTS, BRANCH = "svc-drafts", "candidate-1"
 OURS = TargetContract(
     weights="a" * 64, tokenizer="b" * 64, dtype="bfloat16", hidden_size=16, vocab_size=50, aux_layers=(1, 2, 3)
 )
-REPORT = DriftReport(decision="retrain", cause="drift", reasons=("moved",), figures={}, incumbent="d", states_commit="s")
+REPORT = DriftReport(
+    decision="retrain", cause="drift", reasons=("moved",), figures={}, incumbent="d", states_commit="s"
+)
 SNAPSHOT = Snapshot(
     repository="svc-states", commit="5" * 64, target=TARGET, windows=(), shards=1, requests=1, rows=1, drafts=()
 )
