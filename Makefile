@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 UV     := 0.13.9
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup lock test lint bench bench-decisions drill-store demo demo-fast clean
+.PHONY: help setup lock test lint bench bench-decisions drill drill-store demo demo-fast clean
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -65,6 +65,10 @@ bench-decisions: setup  ## measure the gates' error rates on per-request data of
 
 drill-store: setup  ## kill harvesters and the lakeFS server at random points: nothing lost, nothing doubled
 	@$(BIN)/python -m tests.drills.store
+
+drill: drill-store  ## and whatever a cycle consists of, at every step boundary and at random moments (2 to 4 hours)
+	@$(BIN)/python -m tests.drills.cycle --boundaries
+	@$(BIN)/python -m tests.drills.heartbeats
 
 clean:           ## remove everything made here except the virtual environment
 	rm -rf .tide build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,6 +8,7 @@ from flows.judging import judge
 from tasks.approvals import start_promotion
 from tasks.capture import set_capture_rate
 from tasks.cost import weigh_cost
+from tasks.cycle import finish_cycle, finished_cycle
 from tasks.drift import detect_drift
 from tasks.engine_check import check_engine
 from tasks.harvest import harvest_spool
@@ -30,7 +31,8 @@ class AdaptResult(Record):
 
 @flow(name="adapt", log_prints=True)
 def adapt(force: bool = False) -> AdaptResult:
-    """One cycle. Ends early, and well, when retraining does not pay or the candidate is not better.
+    """One cycle. Ends early, and well, when there is nothing new, or retraining does not pay, or the candidate is not
+    better.
 
     A draft that served before costs no training, so the pool is asked first, and the cost rule only when it has none.
 
@@ -39,6 +41,14 @@ def adapt(force: bool = False) -> AdaptResult:
     """
     harvest_spool()
     snapshot = pin_snapshot()
+    if not force and (earlier := finished_cycle(snapshot)):
+        return AdaptResult(snapshot=snapshot, drift=earlier.drift, candidate_branch=earlier.candidate_branch)
+    result = _cycle(snapshot, force)
+    finish_cycle(snapshot, result.drift, result.candidate_branch)
+    return result
+
+
+def _cycle(snapshot: Snapshot, force: bool) -> AdaptResult:
     drift = check_engine(snapshot, detect_drift(snapshot))
     set_capture_rate(drift)
     if drift.decision != "retrain" and not force:

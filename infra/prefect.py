@@ -15,15 +15,26 @@ from pathlib import Path
 
 import httpx
 
-from infra import ports, processes
+from infra import automations, ports, processes, schedules
 from infra.files import tail
 from infra.processes import ManagedProcess, Report
 from tide.errors import ServiceError
+from tide.recovery import BEAT_S
 
 SERVER = "prefect"
 POOLS: dict[str, int | None] = {"cpu": None, "mi250": 1}
 """Work pools and how many runs each takes at once; one machine trains one draft at a time."""
 PREFECT_FILE = Path(__file__).resolve().parent.parent / "prefect.yaml"
+_DAY_S = 86400
+_BOUNDED = {
+    # Heartbeats are of use for minutes; other events are the feed that people look at; the ledger keeps the decisions.
+    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P7D",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": f'{{"prefect.flow-run.heartbeat": {_DAY_S}}}',
+    # Off by default: without it runs, their logs and artifacts are kept for ever.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * _DAY_S),
+}
+"""What keeps the server's database from growing for ever."""
 _PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
 
 
@@ -53,6 +64,8 @@ def environment(home: Path, port: int, base: Mapping[str, str]) -> dict[str, str
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(BEAT_S),
+        **_BOUNDED,
         "PREFECT_WORKER_QUERY_SECONDS": "1",
         "PREFECT_LOGGING_COLORS": "false",
         "DO_NOT_TRACK": "1",
@@ -95,7 +108,7 @@ def create_pools(port: int, pools: Mapping[str, int | None] = POOLS) -> None:
 
 
 def deploy(home: Path, port: int, env: Mapping[str, str], prefect_file: Path = PREFECT_FILE) -> None:
-    """Apply all deployments of ``prefect.yaml``. Takes seconds: it imports every flow.
+    """Apply all deployments of ``prefect.yaml``. Takes seconds: it imports every flow. Schedules that are on stay on.
 
     Raises:
         ServiceError: the file is missing, a flow cannot be imported, or the server refused; has the end of the log.
@@ -103,6 +116,7 @@ def deploy(home: Path, port: int, env: Mapping[str, str], prefect_file: Path = P
     if not prefect_file.is_file():
         raise ServiceError(f"deployments file {prefect_file} does not exist; run from a checkout of the repository")
     argv = [*_PREFECT, "deploy", "--all", "--prefect-file", str(prefect_file)]
+    turned_on = schedules.active(api_url(port))
     log = home / "logs" / "deploy.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -111,6 +125,16 @@ def deploy(home: Path, port: int, env: Mapping[str, str], prefect_file: Path = P
         )
     if done.returncode:
         raise ServiceError(f"deployments of {prefect_file} were not applied; the end of {log}:\n{tail(log, 20)}")
+    schedules.turn_on(api_url(port), turned_on)
+
+
+def automate(port: int) -> list[str]:
+    """Apply TIDE's automations; returns the names of those that were not there as they are now.
+
+    Raises:
+        ServiceError: deployments are missing, or the server refused.
+    """
+    return automations.apply(api_url(port))
 
 
 def launch_worker(

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
+from tasks.events import announce
 from tasks.stage import stage
-from tide import ledger, rollout, wiring
+from tide import events, ledger, rollout, wiring
 from tide.domain import CanaryRefusal, CanaryReport, Promotion, ReplicaSwap
 from tide.errors import Conflict
 from tide.replicas import describe
@@ -56,6 +57,9 @@ def _record(promotion: Promotion) -> None:
     ledger.append(wiring.store(config), config.drafts_repository, promotion.kind, promotion, signed=signed)
     title = f"{promotion.kind}: generation {promotion.generation}, draft {promotion.draft[:12]}"
     _show(title, promotion.replicas, promotion.canary)
+    event = events.DRAFT_PROMOTED if promotion.kind == "promotion" else events.DRAFT_ROLLED_BACK
+    generation, previous = str(promotion.generation), promotion.previous or ""
+    announce(event, events.of_draft(promotion.draft), generation=generation, previous=previous)
 
 
 def _show_refusal(refusal: CanaryRefusal) -> None:

@@ -60,9 +60,17 @@ def append(
     for suffix, content in {**(attachments or {}), **signature}.items():
         store.put(repository, BRANCH, name + suffix, content, if_absent=True)
     store.put(repository, BRANCH, f"{name}.json", record.to_json().encode(), if_absent=True)
-    with contextlib.suppress(NothingToCommit):  # another writer's commit took what was staged here along
-        store.commit(repository, BRANCH, f"{kind} {record.digest()[:12]}", {"tide.ledger": kind})
+    _commit(store, repository, f"{name}.json", f"{kind} {record.digest()[:12]}", kind)
     return f"{name}.json"
+
+
+def _commit(store: Store, repository: str, path: str, message: str, kind: str) -> None:
+    """Commit what was staged; another writer's commit may have taken it along, for the branch is everybody's."""
+    try:
+        store.commit(repository, BRANCH, message, {"tide.ledger": kind})
+    except NothingToCommit:
+        if any(change.path == path for change in store.uncommitted(repository, BRANCH)):
+            raise
 
 
 def newest(store: Store, repository: str, kind: str, model: type[R]) -> R | None:

@@ -9,6 +9,7 @@ import pytest
 from flows import adapt as module
 from tests.support.reports import TARGET
 from tests.support.signed import verdict_on
+from tide.cycles import Cycle
 from tide.domain import DriftReport, Proposal, Snapshot
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -38,6 +39,8 @@ class Stages:
         self.answers: dict[str, Any] = {
             "harvest_spool": None,
             "pin_snapshot": SNAPSHOT,
+            "finished_cycle": None,
+            "finish_cycle": None,
             "detect_drift": drift(),
             "check_engine": None,
             "set_capture_rate": None,
@@ -75,14 +78,15 @@ class Stages:
         return RUN
 
 
-LOOKED = ["harvest_spool", "pin_snapshot", "detect_drift", "check_engine", "set_capture_rate"]
+LOOKED = ["harvest_spool", "pin_snapshot", "finished_cycle", "detect_drift", "check_engine", "set_capture_rate"]
+FORCED = [stage for stage in LOOKED if stage != "finished_cycle"]
 
 
 def test_a_retrain_asks_the_pool_then_what_it_costs_then_trains_and_judges(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Stages(monkeypatch)
     result = module.adapt.fn()
     wanted = ["look_in_pool", "weigh_cost", "request_training", "judge candidate-trained", "start candidate-trained"]
-    assert stages.called == LOOKED + wanted
+    assert stages.called == [*LOOKED, *wanted, "finish_cycle"]
     assert (result.candidate_branch, result.promote_run) == ("candidate-trained", RUN)
     assert [states for _, states in stages.started] == [SNAPSHOT.commit]
     assert result.drift.reasons[-1] == "cost: off"
@@ -92,7 +96,7 @@ def test_a_retrain_asks_the_pool_then_what_it_costs_then_trains_and_judges(monke
 def test_without_a_retrain_nothing_else_is_asked(monkeypatch: pytest.MonkeyPatch, decision: Any) -> None:
     stages = Stages(monkeypatch, detect_drift=drift(decision))
     result = module.adapt.fn()
-    assert stages.called == LOOKED
+    assert stages.called == [*LOOKED, "finish_cycle"]
     assert (result.candidate_branch, result.verdict) == (None, None)
 
 
@@ -101,7 +105,7 @@ def test_a_loss_that_is_the_engines_ends_the_cycle(
 ) -> None:
     stages = Stages(monkeypatch, check_engine=drift("watch", "engine: the walk has what it had"))
     result = module.adapt.fn()
-    assert stages.called == LOOKED
+    assert stages.called == [*LOOKED, "finish_cycle"]
     assert (result.drift.decision, result.promote_run) == ("watch", None)
 
 
@@ -109,7 +113,7 @@ def test_a_draft_of_the_pool_that_the_gate_takes_spares_the_training(monkeypatch
     stages = Stages(monkeypatch, look_in_pool="candidate-pool")
     stages.better.add("candidate-pool")
     result = module.adapt.fn()
-    assert stages.called == [*LOOKED, "look_in_pool", "judge candidate-pool", "start candidate-pool"]
+    assert stages.called == [*LOOKED, "look_in_pool", "judge candidate-pool", "start candidate-pool", "finish_cycle"]
     assert (result.candidate_branch, result.promote_run) == ("candidate-pool", RUN)
 
 
@@ -117,30 +121,40 @@ def test_a_draft_of_the_pool_that_the_gate_refuses_does_not_stop_the_training(mo
     stages = Stages(monkeypatch, look_in_pool="candidate-pool")
     result = module.adapt.fn()
     judged = ["judge candidate-pool", "weigh_cost", "request_training", "judge candidate-trained"]
-    assert stages.called == [*LOOKED, "look_in_pool", *judged, "start candidate-trained"]
+    assert stages.called == [*LOOKED, "look_in_pool", *judged, "start candidate-trained", "finish_cycle"]
     assert result.candidate_branch == "candidate-trained"
 
 
 def test_a_retrain_that_does_not_pay_ends_the_cycle_as_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Stages(monkeypatch, weigh_cost=drift("watch", "cost: does not pay"), look_in_pool="candidate-pool")
     result = module.adapt.fn()
-    assert stages.called == [*LOOKED, "look_in_pool", "judge candidate-pool", "weigh_cost"]
+    assert stages.called == [*LOOKED, "look_in_pool", "judge candidate-pool", "weigh_cost", "finish_cycle"]
     assert (result.drift.decision, result.promote_run) == ("watch", None)
     assert result.verdict is not None, "what the gate said of the pool's draft is not lost"
     assert result.candidate_branch == "candidate-pool"
+
+
+def test_states_that_an_earlier_cycle_worked_through_are_not_worked_through_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    earlier = Cycle(states_commit="5" * 64, policy="p", drift=drift("watch"), candidate_branch="candidate-before")
+    stages = Stages(monkeypatch, finished_cycle=earlier)
+    result = module.adapt.fn()
+    assert stages.called == ["harvest_spool", "pin_snapshot", "finished_cycle"]
+    assert (result.drift.decision, result.candidate_branch) == ("watch", "candidate-before")
 
 
 @pytest.mark.parametrize("decision", ["none", "watch", "retrain"])
 def test_force_trains_and_asks_neither_the_pool_nor_the_cost(monkeypatch: pytest.MonkeyPatch, decision: Any) -> None:
     stages = Stages(monkeypatch, detect_drift=drift(decision))
     module.adapt.fn(force=True)
-    assert stages.called == [*LOOKED, "request_training", "judge candidate-trained", "start candidate-trained"]
+    assert stages.called == [*FORCED, "request_training", "judge candidate-trained", "start candidate-trained", "finish_cycle"]
 
 
 def test_a_candidate_that_the_gate_refuses_starts_no_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Stages(monkeypatch)
     stages.better.clear()
     result = module.adapt.fn()
-    assert stages.called[-1] == "judge candidate-trained"
+    assert stages.called[-2:] == ["judge candidate-trained", "finish_cycle"]
     assert result.verdict is not None
     assert (result.verdict.outcome, result.promote_run) == ("reject", None)
