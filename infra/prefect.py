@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from infra import ports, processes
+from infra import ports, prefect_access, processes
 from infra.files import tail
 from infra.processes import ManagedProcess, Report
 from tide.errors import ServiceError
@@ -44,7 +44,7 @@ def environment(home: Path, port: int, base: Mapping[str, str]) -> dict[str, str
     later run.
     """
     kept = {name: value for name, value in base.items() if not name.startswith("PREFECT_")}
-    return ports.without_proxy(kept) | {
+    return ports.without_proxy(kept) | prefect_access.client_settings(base) | {
         # A work pool's `python` is then this one, whatever the shell that typed `tide up` had first.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
         "PREFECT_HOME": str(home.absolute() / "prefect"),
@@ -59,16 +59,20 @@ def environment(home: Path, port: int, base: Mapping[str, str]) -> dict[str, str
     }
 
 
-def launch_server(home: Path, port: int, *, die_with_parent: bool = False) -> ManagedProcess:
+def launch_server(
+    home: Path, port: int, *, host: str = ports.HOST, die_with_parent: bool = False
+) -> ManagedProcess:
     """Start the server without waiting for it.
 
     Raises:
         ServiceError: the port is busy, or a server runs for this home.
+        ConfigError: others could reach it on that host, and it would be open.
     """
+    prefect_access.require_closed(host, os.environ)
     ports.require_port(SERVER, port)
     (home / "prefect").mkdir(mode=0o700, parents=True, exist_ok=True)
-    argv = [*_PREFECT, "server", "start", "--host", ports.HOST, "--port", str(port)]
-    env = environment(home, port, os.environ)
+    argv = [*_PREFECT, "server", "start", "--host", host, "--port", str(port)]
+    env = environment(home, port, os.environ) | prefect_access.server_settings(host, os.environ)
     return processes.start(home, SERVER, argv, env=env, cwd=home, die_with_parent=die_with_parent)
 
 
@@ -135,7 +139,8 @@ def wait_worker(worker: ManagedProcess, port: int, pool: str, report: Report, *,
 
 def _post(port: int, path: str, body: Mapping[str, object]) -> httpx.Response:
     try:
-        return httpx.post(f"{api_url(port)}/{path}", json=body, timeout=30.0, trust_env=False)
+        headers = prefect_access.headers(os.environ)
+        return httpx.post(f"{api_url(port)}/{path}", json=body, headers=headers, timeout=30.0, trust_env=False)
     except httpx.HTTPError as error:
         raise ServiceError(f"Prefect at {api_url(port)} does not answer: {error}") from error
 
