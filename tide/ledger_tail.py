@@ -95,6 +95,11 @@ class LedgerTail:
         """Records of another version of TIDE."""
 
     @property
+    def head(self) -> str:
+        """The commit that was looked at last; it changes with every record."""
+        return self._head
+
+    @property
     def complete(self) -> bool:
         """True when all was read that was there at the last look."""
         return bool(self._head) and not self._unread

@@ -2,7 +2,8 @@
 
 Owns names, types and units of every ``tide_*`` metric but the plugin's ``tide_capture_*``. Works over the ports; keeps
 nothing but what it has read of the ledger, so that an exporter may be started and ended at will. A source that cannot
-be reached sets ``tide_up`` to 0 and leaves its metrics out: a figure that is not known is absent, never 0.
+be reached sets ``tide_up`` to 0 and leaves its metrics out: a figure that is not known is absent, never 0. What was
+read of the ledger stays true, and stays.
 
 Counters come from the ledger whole: they appear once it was read to its end, so that a start never looks like a burst.
 """
@@ -19,7 +20,7 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
 from tide.domain import DriftReport
-from tide.errors import TideError
+from tide.errors import StoreUnavailable, TideError
 from tide.ledger_tail import LedgerTail
 from tide.observed import Backlog, ReplicaView, ServingView, backlog, replica_views, serving_view
 from tide.status import Sources
@@ -52,6 +53,7 @@ class PipelineCollector(Collector):
         self._sources, self._quota, self._clock = sources, quota_bytes, clock
         self._tail = LedgerTail(sources.store, sources.repository)
         self._lock, self._at, self._found = Lock(), float("-inf"), list[Metric]()
+        self._waits, self._waits_of = list[Waiting](), ("", -1)
 
     def describe(self) -> list[Metric]:
         """Nothing: a registry would otherwise ask every source when the collector is registered."""
@@ -69,7 +71,7 @@ class PipelineCollector(Collector):
         now, sources, up = self._clock(), self._sources, dict[str, bool]()
         serving = _ask(up, "serving", lambda: serving_view(sources.store, sources.repository))
         _ask(up, "ledger", self._tail.look)
-        waits = _ask(up, "approvals", lambda: waiting(sources.store, sources.repository))
+        waits = _ask(up, "approvals", lambda: self._waiting(serving, reached=up["ledger"]))
         spool = _ask(up, "spool", lambda: backlog(sources.spool, now, sources.window_s()))
         replicas = replica_views(sources.replicas, sources.live)
         up |= {f"replica:{replica.name}": replica.reachable for replica in replicas}
@@ -80,6 +82,15 @@ class PipelineCollector(Collector):
         yield from replica_metrics(replicas, serving)
         values = {("source", name): float(reached) for name, reached in up.items()}
         yield _gauge("tide_up", "Whether a source could be read at this scrape", values)
+
+    def _waiting(self, serving: ServingView | None, *, reached: bool) -> list[Waiting]:
+        """What waits, asked again only when the ledger or what serves has changed since."""
+        if not reached:
+            raise StoreUnavailable("the ledger could not be read at this scrape")
+        state = (self._tail.head, serving.generation if serving else -1)
+        if self._waits_of != state:
+            self._waits, self._waits_of = waiting(self._sources.store, self._sources.repository), state
+        return self._waits
 
 
 def _ask(up: dict[str, bool], source: str, read: Callable[[], T]) -> T | None:

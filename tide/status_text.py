@@ -146,7 +146,8 @@ def _waiting(status: Status) -> Iterator[Line]:
         yield Line("  nothing", "dim")
     for found in status.waiting or ():
         since = f"since {moment(found.since)} ({age(status.at - found.since)})"
-        yield Line(f"  promotion of draft {found.candidate[:12]} on verdict {found.verdict[:12]}, {since}", "warn")
+        run = f"run {found.run}: " if found.run else ""
+        yield Line(f"  {run}promotion of draft {found.candidate[:12]} on verdict {found.verdict[:12]}, {since}", "warn")
 
 
 def _spool(status: Status) -> Iterator[Line]:

@@ -21,6 +21,8 @@ class Waiting(Value):
     """Digest of the verdict."""
     since: float
     """Seconds since the epoch."""
+    run: str = ""
+    """Flow run that is suspended for it; empty when none is known."""
 
 
 def waiting(store: Store, repository: str) -> list[Waiting]:
