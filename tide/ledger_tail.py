@@ -55,18 +55,26 @@ def entries(store: Store, repository: str, ref: str = BRANCH, days: Iterable[str
     return sorted((entry for entry in found if entry), key=lambda entry: entry.path)
 
 
-def newest(store: Store, repository: str, kinds: Mapping[str, type[Record]] = KINDS) -> dict[str, tuple[Entry, Record]]:
-    """The newest record of each kind, by one listing; a kind without records is left out, as all are without a ledger.
+def newest(store: Store, repository: str, *kinds: str) -> dict[str, tuple[Entry, Record]]:
+    """The newest record of each kind (of `KINDS`); one without records is left out, as all are without a ledger.
+
+    Looks through today, this month, this year and only then the rest, so that years of records cost nothing while a
+    service works.
 
     Raises:
         ValidationError: a record is of a later version of TIDE.
     """
-    try:
-        last = {entry.kind: entry for entry in entries(store, repository)}
-    except NotFound:
-        return {}
+    last: dict[str, Entry] = {}
+    for span in ("%Y%m%d", "%Y%m", "%Y", ""):
+        try:
+            found = entries(store, repository, days=(datetime.now(UTC).strftime(span),))
+        except NotFound:
+            return {}
+        last |= {entry.kind: entry for entry in found}
+        if set(kinds) <= last.keys():
+            break
     wanted = [last[kind] for kind in kinds if kind in last]
-    return {e.kind: (e, kinds[e.kind].model_validate_json(store.read(repository, BRANCH, e.path))) for e in wanted}
+    return {e.kind: (e, KINDS[e.kind].model_validate_json(store.read(repository, BRANCH, e.path))) for e in wanted}
 
 
 def counted_as(record: Record) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tide.domain import Value
+from tide.domain import Promotion, Value
 from tide.engine.base import Engine
 from tide.engine.live import Live, LiveFigures
 from tide.errors import BadInputError, ConfigError, StoreError, TideError
@@ -29,10 +30,15 @@ class ServingView(Value):
     draft: str
     """Digest of the stable draft, or ``none``."""
     previous: str | None = None
-    since: float | None = None
-    """When this generation began, seconds since the epoch; None before the first, or when its record cannot be read."""
+    change: Promotion | None = None
+    """How this generation came about; None before the first, or when its record cannot be read."""
     canary: dict[str, Any] | None = None
     """The lease of a rollout that is under way."""
+
+    @property
+    def since(self) -> float | None:
+        """When this generation began, seconds since the epoch."""
+        return self.change.at if self.change else None
 
 
 class ReplicaView(Value):
@@ -72,17 +78,15 @@ class Backlog(Value):
 def serving_view(store: Store, repository: str) -> ServingView:
     """What serves by the one truth. Raises StoreError, BadInputError."""
     found = read_serving(store, repository)
-    since = None
+    change = None
     if found.stable is not None:
-        try:
-            since = read_promotion(store, repository, found.generation).at
-        except (StoreError, BadInputError):
-            since = None
+        with suppress(StoreError, BadInputError):
+            change = read_promotion(store, repository, found.generation)
     return ServingView(
         generation=found.generation,
         draft=found.stable.digest if found.stable else NO_DRAFT,
         previous=found.previous.digest if found.previous else None,
-        since=since,
+        change=change,
         canary=found.model_dump(mode="json")["canary"],
     )
 

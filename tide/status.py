@@ -57,7 +57,7 @@ class Happening(Value):
 
     kind: Literal["drift", "verdict", "promotion", "rollback"]
     at: float
-    """When it was written to the ledger, seconds since the epoch."""
+    """When it was decided, seconds since the epoch."""
     outcome: str
     why: str
 
@@ -120,7 +120,7 @@ def gather(sources: Sources, parts: Sequence[Part], now: float) -> Status:
 
     with ThreadPoolExecutor(5, thread_name_prefix="status") as pool:
         serving = pool.submit(lambda: serving_view(sources.store, sources.repository))
-        records = pool.submit(lambda: ledger_tail.newest(sources.store, sources.repository))
+        records = pool.submit(lambda: ledger_tail.newest(sources.store, sources.repository, "drift", "verdict"))
         waits = pool.submit(lambda: tuple(waiting(sources.store, sources.repository)))
         spool = pool.submit(lambda: backlog(sources.spool, now, sources.window_s()))
         replicas = pool.submit(lambda: tuple(replica_views(sources.replicas, sources.live)))
@@ -132,7 +132,7 @@ def gather(sources: Sources, parts: Sequence[Part], now: float) -> Status:
             serving=found,
             replicas=got("replicas", replicas) or (),
             acceptance=_acceptance(known, found),
-            last=tuple(sorted((_happening(*pair) for pair in known.values()), key=lambda h: h.at, reverse=True)),
+            last=_last(known, found),
             waiting=got("waiting", waits),
             spool=got("spool", spool),
             parts=tuple(parts),
@@ -157,17 +157,27 @@ def _acceptance(known: dict[str, tuple[ledger_tail.Entry, Record]], serving: Ser
     )
 
 
-def _happening(entry: ledger_tail.Entry, record: Record) -> Happening:
+def _last(
+    known: dict[str, tuple[ledger_tail.Entry, Record]], serving: ServingView | None
+) -> tuple[Happening, ...]:
+    found = [_decided(*pair) for pair in known.values()]
+    found += [_changed(serving.change)] if serving and serving.change else []
+    return tuple(sorted(found, key=lambda happening: happening.at, reverse=True))
+
+
+def _decided(entry: ledger_tail.Entry, record: Record) -> Happening:
     if isinstance(record, DriftReport):
         cause = f" ({record.cause})" if record.cause else ""
         return Happening(kind="drift", at=entry.at, outcome=f"{record.decision}{cause}", why=_first(record.reasons))
-    if isinstance(record, Verdict):
-        return Happening(kind="verdict", at=entry.at, outcome=record.outcome, why=verdict_text.sentence(record))
-    assert isinstance(record, Promotion)
+    assert isinstance(record, Verdict)
+    return Happening(kind="verdict", at=entry.at, outcome=record.outcome, why=verdict_text.sentence(record))
+
+
+def _changed(record: Promotion) -> Happening:
     replicas = ", ".join(f"{swap.replica} in {swap.seconds:.2f} s" for swap in record.replicas) or "no replica"
     before = f" in place of {record.previous[:12]}" if record.previous else ""
     why = f"draft {record.draft[:12]}{before} on {replicas}."
-    return Happening(kind=record.kind, at=entry.at, outcome=f"generation {record.generation}", why=why)
+    return Happening(kind=record.kind, at=record.at, outcome=f"generation {record.generation}", why=why)
 
 
 def _first(reasons: Sequence[str]) -> str:

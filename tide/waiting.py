@@ -6,7 +6,7 @@ Owns that rule alone. Works over the Store port. Knows nothing of forms, runs or
 from __future__ import annotations
 
 from tide import ledger_tail
-from tide.domain import Promotion, Value, Verdict
+from tide.domain import Value, Verdict
 from tide.serving_file import read_serving
 from tide.store.base import Store
 
@@ -29,16 +29,14 @@ def waiting(store: Store, repository: str) -> list[Waiting]:
     """Promotions that wait for a person, oldest first.
 
     The newest verdict alone can wait: it supersedes every one before. It waits while it says promote, was made against
-    what serves now, and no promotion was recorded on it.
+    what serves now, and was not carried out before what serves now came back.
     """
-    found = ledger_tail.newest(store, repository, {"verdict": Verdict, "promotion": Promotion})
-    entry, verdict = found.get("verdict", (None, None))
+    entry, verdict = ledger_tail.newest(store, repository, "verdict").get("verdict", (None, None))
     if entry is None or not isinstance(verdict, Verdict) or verdict.outcome != "promote":
         return []
-    stable = read_serving(store, repository).stable
-    if (stable.digest if stable else NO_DRAFT) != verdict.incumbent:
-        return []
-    _, promotion = found.get("promotion", (None, None))
-    if isinstance(promotion, Promotion) and promotion.verdict == verdict.digest():
+    serving = read_serving(store, repository)
+    incumbent = serving.stable.digest if serving.stable else NO_DRAFT
+    carried_out = serving.previous is not None and serving.previous.verdict == verdict.digest()
+    if incumbent != verdict.incumbent or carried_out:
         return []
     return [Waiting(candidate=verdict.candidate, verdict=verdict.digest(), since=entry.at)]

@@ -87,7 +87,8 @@ def test_a_service_that_is_well_says_what_serves_since_when_and_why(tmp_path: Pa
     assert "length 1.66 now, 1.72 by its verdict (SGLang's /metrics, last interval)" in text
     assert "verdict   promote: Promoted: it generates 1.720 tokens a verify step against 1.380" in text
     assert "lakefs           running  7" in text
-    assert [h.kind for h in found.last] == ["drift", "verdict"], "newest first"
+    assert [h.kind for h in found.last] == ["drift", "verdict", "promotion"], "newest first"
+    assert f"generation 1: draft {A[:12]} on r0 in" in text
 
 
 def test_a_replica_that_serves_another_draft_is_marked_with_the_way_out(tmp_path: Path, spool: Path) -> None:
