@@ -14,7 +14,7 @@ from infra import ports
 from tide.errors import ConfigError
 
 SERVER_AUTH, CLIENT_AUTH = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
-EVERYWHERE = "0.0.0.0"  # noqa: S104  asked for by name, and refused without a password
+EVERYWHERE = "0.0.0.0"
 LOOPBACK = (ports.HOST,)
 _SHORTEST = 12
 

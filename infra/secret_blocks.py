@@ -1,8 +1,8 @@
 """Secrets for workers that other people run: Prefect Secret blocks, named by a work pool.
 
-Owns the blocks' names and where they are referred to: in the pool's base job template, which the WORKER resolves when it
-starts a run. Never in a deployment: `prefect deploy` resolves a reference there and stores the value in the open, for
-everybody who may read deployments. The server keeps blocks encrypted. Spoken to over HTTP, as infra/prefect.py does.
+Owns the blocks' names and where they are referred to: in the pool's base job template, which the WORKER resolves when
+it starts a run. Never in a deployment: `prefect deploy` resolves a reference there and stores the value in the open,
+for everybody who may read deployments. The server keeps blocks encrypted. Spoken to over HTTP, as infra/prefect.py is.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ class LedgerTail:
 def _entry(path: str) -> Entry | None:
     """``ledger/<stamp>-<kind>-<8 hex>.json``; an attachment has one more suffix."""
     stem = path.removeprefix(ROOT).removesuffix(".json")
-    stamp, _, rest = stem.partition("-")
-    kind, _, _ = rest.rpartition("-")
+    rest = stem.partition("-")[2]
+    kind = rest.rpartition("-")[0]
     if not path.endswith(".json") or "." in stem or not kind:
         return None
     try:

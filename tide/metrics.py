@@ -1,4 +1,4 @@
-"""Prometheus metrics of the pipeline, beside SGLang's own: read from ledger, serving.json, spool and replicas at a scrape.
+"""Prometheus metrics of the pipeline, beside SGLang's: ledger, serving.json, spool and replicas, read at a scrape.
 
 Owns names, types and units of every ``tide_*`` metric but the plugin's ``tide_capture_*``. Works over the ports; keeps
 nothing but what it has read of the ledger, so that an exporter may be started and ended at will. A source that cannot

@@ -157,9 +157,7 @@ def _acceptance(known: dict[str, tuple[ledger_tail.Entry, Record]], serving: Ser
     )
 
 
-def _last(
-    known: dict[str, tuple[ledger_tail.Entry, Record]], serving: ServingView | None
-) -> tuple[Happening, ...]:
+def _last(known: dict[str, tuple[ledger_tail.Entry, Record]], serving: ServingView | None) -> tuple[Happening, ...]:
     found = [_decided(*pair) for pair in known.values()]
     found += [_changed(serving.change)] if serving and serving.change else []
     return tuple(sorted(found, key=lambda happening: happening.at, reverse=True))

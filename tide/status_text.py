@@ -163,8 +163,10 @@ def _spool(status: Status) -> Iterator[Line]:
 def _backlog(found: Backlog) -> str:
     if not found.files:
         return "  empty"
-    oldest = "no closed window" if found.oldest_closed_s is None else (
-        f"{found.closed_files} of closed windows, the oldest closed {age(found.oldest_closed_s)} ago"
+    oldest = (
+        "no closed window"
+        if found.oldest_closed_s is None
+        else (f"{found.closed_files} of closed windows, the oldest closed {age(found.oldest_closed_s)} ago")
     )
     return f"  {found.files} files, {found.size / 1e6:.1f} MB; {oldest}"
 

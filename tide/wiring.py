@@ -104,9 +104,7 @@ def engines(config: Settings, *, timeout_s: float = 30.0) -> list[Engine]:
     Args:
         timeout_s: for every call but a generation and the health check.
     """
-    return [
-        engine_at(url, config, name=name, timeout_s=timeout_s) for name, url in config.replica_urls.items()
-    ]
+    return [engine_at(url, config, name=name, timeout_s=timeout_s) for name, url in config.replica_urls.items()]
 
 
 def engine_at(url: str, config: Settings, *, name: str, timeout_s: float = 30.0) -> Engine:
@@ -133,9 +131,7 @@ def live(config: Settings, *, timeout_s: float) -> Live:
     """How the figures on each replica's ``/metrics`` are read."""
     from tide.engine.sglang_metrics import read_live
 
-    return {
-        name: partial(read_live, name, url, timeout_s=timeout_s) for name, url in config.replica_urls.items()
-    }
+    return {name: partial(read_live, name, url, timeout_s=timeout_s) for name, url in config.replica_urls.items()}
 
 
 def trainer() -> Trainer:

@@ -57,7 +57,9 @@ class Rig:
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         headers = prefect_access.headers({prefect_access.CLIENT_AUTH: PASSWORD})
-        return httpx.post(f"{prefect.api_url(self.port)}/{path}", json=body, headers=headers, timeout=30, trust_env=False)
+        return httpx.post(
+            f"{prefect.api_url(self.port)}/{path}", json=body, headers=headers, timeout=30, trust_env=False
+        )
 
     def tide(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "tide.cli", *arguments, "--home", str(self.home)]
@@ -121,7 +123,7 @@ def logs(rig: Rig) -> str:
 
 
 def everything(rig: Rig) -> Iterator[str]:
-    """What the server tells of deployments, runs, pools and blocks, and what lies in its home but the stack's own file."""
+    """What the server tells of deployments, runs, pools and blocks, and all of its home but the stack's own file."""
     yield rig.get("deployments/name/keyed/keyed").text
     yield rig.get("work_pools/cpu").text
     for path in ("flow_runs/filter", "block_documents/filter", "artifacts/filter", "events/filter"):

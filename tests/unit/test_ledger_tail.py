@@ -42,7 +42,14 @@ class CountingStore(MemoryStore):
 
 def drift(decision: str = "none", cause: str | None = None, **figures: float) -> DriftReport:
     return DriftReport.model_validate(
-        {"decision": decision, "cause": cause, "reasons": ("r",), "figures": figures, "incumbent": "d", "states_commit": "s"}
+        {
+            "decision": decision,
+            "cause": cause,
+            "reasons": ("r",),
+            "figures": figures,
+            "incumbent": "d",
+            "states_commit": "s",
+        }
     )
 
 

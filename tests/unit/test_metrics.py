@@ -13,7 +13,7 @@ from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
 from tests.support.signed import verdict_on
 from tests.unit.test_ledger_tail import CountingStore, drift
-from tests.unit.test_rollout import A, B, REPOSITORY, promote
+from tests.unit.test_rollout import REPOSITORY, A, B, promote
 from tests.unit.test_status import NOW, DownStore, served, sources
 from tide import ledger, metrics
 from tide.metrics import PipelineCollector
@@ -106,7 +106,11 @@ def test_a_source_that_is_down_is_said_so_and_its_figures_are_absent(tmp_path: P
     dead.healthy = False
     found = scrape(collector(DownStore(), [dead], spool / "missing"))
     assert {labels[0][1]: value for (name, labels), value in found.items() if name == "tide_up"} == {
-        "serving": 0.0, "ledger": 0.0, "approvals": 0.0, "spool": 0.0, "replica:r0": 0.0
+        "serving": 0.0,
+        "ledger": 0.0,
+        "approvals": 0.0,
+        "spool": 0.0,
+        "replica:r0": 0.0,
     }
     assert names(found) == {"tide_up", "tide_ledger_unread_records", "tide_ledger_unreadable_records"}
     engine = FakeEngine("r0")

@@ -89,11 +89,11 @@ COMMANDS: list[list[str]] = [
     ["parts"],
     ["--help"],
     ["secrets", "push", "--pool", "cpu"],
-    ["erase", "--conversation", "c", "--dry-run"],
     ["rollout", "../../etc"],
 ]
 DRIVER = """
-import contextlib, io, json, sys
+import json, sys, time
+time.sleep = lambda seconds: None  # what answers nobody is asked again, but not waited for
 from tide import cli
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["tide", *arguments]
@@ -111,21 +111,25 @@ for arguments in json.loads(sys.argv[1]):
 def test_no_command_shows_a_secret_whatever_goes_wrong(tmp_path: Path) -> None:
     """Nothing answers at these addresses: every command fails in its own way, and says so without a key."""
     dead = "127.0.0.1:9"
-    env = os.environ | SECRETS | {
-        "TIDE_HOME": str(tmp_path),
-        "TIDE_LAKEFS_ENDPOINT": f"http://{dead}",
-        "TIDE_REPLICAS": f"r0=http://{dead}",
-        "PREFECT_API_URL": f"http://{dead}/api",
-        "PREFECT_API_AUTH_STRING": f"name:{SENTINEL}-prefect",
-        "TIDE_PUBLIC_KEYS": "a" * 64,
-        "TIDE_SIGNING_KEY_FILE": str(tmp_path / f"{SENTINEL[:3]}-missing"),
-    }
+    env = (
+        os.environ
+        | SECRETS
+        | {
+            "TIDE_HOME": str(tmp_path),
+            "TIDE_LAKEFS_ENDPOINT": f"http://{dead}",
+            "TIDE_REPLICAS": f"r0=http://{dead}",
+            "PREFECT_API_URL": f"http://{dead}/api",
+            "PREFECT_API_AUTH_STRING": f"name:{SENTINEL}-prefect",
+            "TIDE_PUBLIC_KEYS": "a" * 64,
+            "TIDE_SIGNING_KEY_FILE": str(tmp_path / f"{SENTINEL[:3]}-missing"),
+        }
+    )
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(COMMANDS)], env=env, capture_output=True, text=True, check=False
     )
     output = done.stdout + done.stderr
     assert output.count("## ") == len(COMMANDS), output
-    assert output.count("exit 1") >= 8, "they are meant to fail"
+    assert output.count("exit 1") >= 7, "they are meant to fail"
     assert "Traceback" not in output
     assert SENTINEL not in output
     logs = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
@@ -140,7 +144,7 @@ def test_a_prefect_that_others_can_reach_is_never_open() -> None:
     prefect_access.require_closed("0.0.0.0", {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD})
     with pytest.raises(ConfigError, match="PREFECT_SERVER_API_AUTH_STRING=NAME:PASSWORD"):
         prefect_access.require_closed("0.0.0.0", {})
-    with pytest.raises(ConfigError, match="0.0.0.0"):
+    with pytest.raises(ConfigError, match=r"use 0\.0\.0\.0"):
         prefect_access.require_closed("10.1.2.3", {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD})
 
 
@@ -174,25 +178,25 @@ class Prefect:
         path, body = url.removeprefix("http://p/api/"), options["json"]
         self.seen.append((method, path))
         known = path.removeprefix("block_types/slug/secret/block_documents/name/")
+        found: Any = None
         match method, path:
             case "GET", "work_pools/cpu":
-                return httpx.Response(200, json={"base_job_template": self.template})
+                found = {"base_job_template": self.template}
             case "PATCH", "work_pools/cpu":
                 self.template = body["base_job_template"]
             case "GET", "block_types/slug/secret":
-                return httpx.Response(200, json={"id": "kind"})
+                found = {"id": "kind"}
             case "POST", "block_schemas/filter":
-                return httpx.Response(200, json=[{"id": "schema"}])
+                found = [{"id": "schema"}]
             case "POST", "block_documents/":
                 self.blocks[body["name"]] = body["data"]["value"]
-                return httpx.Response(201, json={"id": body["name"]})
             case "GET", _ if known in self.blocks:
-                return httpx.Response(200, json={"id": known})
+                found = {"id": known}
             case "PATCH", _:
                 self.blocks[path.removeprefix("block_documents/")] = body["data"]["value"]
             case _:
                 return httpx.Response(404, json={})
-        return httpx.Response(204)
+        return httpx.Response(204) if found is None else httpx.Response(200, json=found)
 
 
 def template() -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Rules of security that hold for the whole code: what is read as pickle, unpacked, bound, and where a secret may show."""
+"""Rules of security for the whole code: what is read as pickle, unpacked, bound, and where a secret may show."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,17 @@ READ_IN_THE_RUN_THAT_WROTE_IT = {
     ("tide/trainer/export.py", "_draft_tensors"): "a checkpoint that SpecForge wrote into this run's own new folder",
     ("tide/trainer/vocabulary.py", "check_mapping"): "the vocabulary map that this run wrote for SpecForge",
 }
-"""Every place that reads a file of pickle, and why it is ours. A new one is added here with its reason, or not at all."""
+"""Every place that reads a file of pickle, and why it is ours. A new one gets its reason here, or is not made."""
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle"}
 ARCHIVES = {"tarfile", "zipfile"}
 """Their members' names are paths that somebody else chose; nothing here unpacks one."""
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+@cache
+def sources() -> list[tuple[str, ast.Module]]:
+    """Every module of ours, by its path."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in paths]
 
 
 def calls(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call]]:
@@ -67,11 +69,22 @@ def test_torch_load_reads_tensors_alone_and_only_what_the_same_run_wrote() -> No
 
 
 def test_nothing_else_unpickles_or_unpacks_in_disguise() -> None:
-    refused = ("read_pickle", "unpack_archive", "extractall", "torch.jit.load", "yaml.load", "yaml.unsafe_load", "eval", "exec")
+    refused = (
+        "read_pickle",
+        "unpack_archive",
+        "extractall",
+        "torch.jit.load",
+        "yaml.load",
+        "yaml.unsafe_load",
+        "eval",
+        "exec",
+    )
     for name, tree in sources():
         for _, called, call in calls(tree):
             where = f"{name}:{call.lineno} calls {called}"
-            assert not any(called == bad or called.endswith(f".{bad}") and bad not in ("eval", "exec") for bad in refused), where
+            assert not any(
+                called == bad or (called.endswith(f".{bad}") and bad not in ("eval", "exec")) for bad in refused
+            ), where
             options = {k.arg: ast.unparse(k.value) for k in call.keywords}
             assert options.get("allow_pickle", "False") == "False", where
 
@@ -128,5 +141,3 @@ def test_nothing_listens_beyond_loopback_but_what_is_asked_for_by_name() -> None
         if isinstance(node, ast.Constant) and node.value in ("0.0.0.0", "::")
     }
     assert found == {"infra/prefect_access.py"}
-
-

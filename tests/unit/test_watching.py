@@ -17,7 +17,7 @@ from tests.fakes.fake_engine import FakeEngine
 from tests.support.signed import verdict_on
 from tests.unit.test_ledger_tail import drift
 from tests.unit.test_metrics import collector
-from tests.unit.test_rollout import A, B, REPOSITORY
+from tests.unit.test_rollout import REPOSITORY, A, B
 from tests.unit.test_status import served
 from tide import ledger
 from tide.cli.metrics import PORT
@@ -69,7 +69,9 @@ def pipeline(home: Path) -> set[str]:
 
 
 def plugin() -> set[str]:
-    counters = {f"tide_capture_{name}_total" for name in (*PrometheusMirror.TOTALS, "dropped_rows", "excluded_requests")}
+    counters = {
+        f"tide_capture_{name}_total" for name in (*PrometheusMirror.TOTALS, "dropped_rows", "excluded_requests")
+    }
     return counters | {f"tide_capture_{name}" for name in PrometheusMirror.GAUGES}
 
 
@@ -116,7 +118,12 @@ def test_the_alerts_that_were_asked_for_are_there() -> None:
     expressions = {rule["alert"]: rule["expr"] for rule in rules()}
     assert "<= 1.005" in expressions["TideAcceptanceCollapsed"]
     for name in (
-        "TideDraftMismatch", "TideNoCycle", "TideSpoolFilling", "TideCaptureDrops", "TideApprovalWaiting", "TideExporterDown"
+        "TideDraftMismatch",
+        "TideNoCycle",
+        "TideSpoolFilling",
+        "TideCaptureDrops",
+        "TideApprovalWaiting",
+        "TideExporterDown",
     ):
         assert name in expressions
 
