@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := 0.13.9
 export OMP_NUM_THREADS ?= 1
+# For the test of the Prefect UI: the browser that is there, else Debian's where this user may install it.
+BROWSER := test -n "$$CHROME" || command -v chromium chromium-browser google-chrome >/dev/null || \
+	{ test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 
 .PHONY: help setup lock test lint bench bench-decisions drill drill-store demo demo-fast clean
 help:            ## this list
@@ -34,6 +37,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml infra/sglang_cpu/pyproject.
 .tide/.prepared-test: .tide/.prepared infra/versitygw/go.mod infra/versitygw/go.sum
 	@echo "[test] S3 gateway (built once from its Go module; 1 to 2 minutes)"
 	@$(BIN)/python -m infra.versitygw.build
+	@$(BROWSER) || echo "[test] no browser: the test of the Prefect UI will be skipped, and say so"
 	@touch $@
 
 lock: | $(BIN)/uv   ## compile requirements.lock anew from pyproject.toml

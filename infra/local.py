@@ -22,6 +22,7 @@ from infra.sglang import SglangOptions
 from infra.stack import PartStatus, Stack, exclusive, forget, load, part_statuses, read_env, save
 from infra.start import Start, Wanted
 from tide.errors import ServiceError, TideError
+from tide.names import require_digest
 
 __all__ = [
     "PartStatus",
@@ -241,7 +242,8 @@ def main() -> int:
     wanted = parser.parse_args()
     changes = {} if wanted.steps is None else {"steps": wanted.steps, "draft_tokens": wanted.steps + 1}
     try:
-        restart_engine(wanted.home, wanted.home / "drafts" / wanted.draft, **changes)
+        draft = wanted.home / "drafts" / require_digest(wanted.draft, "draft digest")
+        restart_engine(wanted.home, draft, **changes)
     except TideError as error:
         sys.stderr.write(f"{error}\n")
         return 1

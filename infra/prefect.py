@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from infra import automations, ports, processes, schedules
+from infra import automations, ports, prefect_access, processes, schedules
 from infra.files import tail
 from infra.processes import ManagedProcess, Report
 from tide.errors import ServiceError
@@ -55,33 +55,39 @@ def environment(home: Path, port: int, base: Mapping[str, str]) -> dict[str, str
     later run.
     """
     kept = {name: value for name, value in base.items() if not name.startswith("PREFECT_")}
-    return ports.without_proxy(kept) | {
-        # A work pool's `python` is then this one, whatever the shell that typed `tide up` had first.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
-        "PREFECT_HOME": str(home.absolute() / "prefect"),
-        "PREFECT_API_URL": api_url(port),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(BEAT_S),
-        **_BOUNDED,
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
-        "PREFECT_LOGGING_COLORS": "false",
-        "DO_NOT_TRACK": "1",
-    }
+    return (
+        ports.without_proxy(kept)
+        | prefect_access.client_settings(base)
+        | {
+            # A work pool's `python` is then this one, whatever the shell that typed `tide up` had first.
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
+            "PREFECT_HOME": str(home.absolute() / "prefect"),
+            "PREFECT_API_URL": api_url(port),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(BEAT_S),
+            **_BOUNDED,
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_LOGGING_COLORS": "false",
+            "DO_NOT_TRACK": "1",
+        }
+    )
 
 
-def launch_server(home: Path, port: int, *, die_with_parent: bool = False) -> ManagedProcess:
+def launch_server(home: Path, port: int, *, host: str = ports.HOST, die_with_parent: bool = False) -> ManagedProcess:
     """Start the server without waiting for it.
 
     Raises:
         ServiceError: the port is busy, or a server runs for this home.
+        ConfigError: others could reach it on that host, and it would be open.
     """
+    prefect_access.require_closed(host, os.environ)
     ports.require_port(SERVER, port)
     (home / "prefect").mkdir(mode=0o700, parents=True, exist_ok=True)
-    argv = [*_PREFECT, "server", "start", "--host", ports.HOST, "--port", str(port)]
-    env = environment(home, port, os.environ)
+    argv = [*_PREFECT, "server", "start", "--host", host, "--port", str(port)]
+    env = environment(home, port, os.environ) | prefect_access.server_settings(host, os.environ)
     return processes.start(home, SERVER, argv, env=env, cwd=home, die_with_parent=die_with_parent)
 
 
@@ -159,7 +165,8 @@ def wait_worker(worker: ManagedProcess, port: int, pool: str, report: Report, *,
 
 def _post(port: int, path: str, body: Mapping[str, object]) -> httpx.Response:
     try:
-        return httpx.post(f"{api_url(port)}/{path}", json=body, timeout=30.0, trust_env=False)
+        headers = prefect_access.headers(os.environ)
+        return httpx.post(f"{api_url(port)}/{path}", json=body, headers=headers, timeout=30.0, trust_env=False)
     except httpx.HTTPError as error:
         raise ServiceError(f"Prefect at {api_url(port)} does not answer: {error}") from error
 

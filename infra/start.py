@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra import ports, prefect, processes, sglang
+from infra import ports, prefect, prefect_access, processes, sglang
 from infra.cpu import serving_dtype
 from infra.lakefs.build import LAKEFS
 from infra.lakefs.existing import LakefsAccess, existing_lakefs
@@ -26,6 +26,7 @@ from infra.sglang import SglangOptions
 from infra.stack import Stack, save
 from tide import keys
 from tide.errors import ServiceError
+from tide.names import is_digest
 
 REPLICA = "r0"
 USUAL_SERVICE = "smollm2"
@@ -42,6 +43,8 @@ class Wanted:
     """Address of a lakeFS that runs already, in place of one of our own; its keys come from the environment."""
     lakefs_port: int | None = None
     prefect_port: int | None = None
+    prefect_host: str = ports.HOST
+    """Where Prefect listens: loopback, or 0.0.0.0 with a password (``prefect_access``)."""
     engine_port: int | None = None
     draft: Path | None = None
     """Draft to serve at first; None: the one marked as serving, else an untrained one."""
@@ -70,14 +73,18 @@ class Start:
             ServiceError, ConfigError: a part could not be started; others may run.
         """
         wanted = self.wanted
+        prefect_access.require_closed(wanted.prefect_host, os.environ)
         lakefs = self._lakefs()
         prefect_port = ports.choose_port("Prefect", wanted.prefect_port, 4200)
         engine_port = ports.choose_port("SGLang", wanted.engine_port, 30000)
-        server = prefect.launch_server(self.home, prefect_port, die_with_parent=self.foreground)
+        server = prefect.launch_server(
+            self.home, prefect_port, host=wanted.prefect_host, die_with_parent=self.foreground
+        )
         access = lakefs()
         prepared = self._prepare()
         options = self._engine_options(prepared, engine_port)
         env = self._settings(access, prepared, options) | {"PREFECT_API_URL": prefect.api_url(prefect_port)}
+        env |= prefect_access.client_settings(os.environ)
         stack = Stack(self.home, {**env, **wanted.env}, options)
         save(stack)
         engine = sglang.launch(self.home, options, die_with_parent=self.foreground)
@@ -191,6 +198,6 @@ def marked_draft(drafts: Path) -> Path | None:
         digest = (drafts / "serving").read_text().strip()
     except FileNotFoundError:
         return None
-    if not (drafts / digest / "config.json").is_file():
+    if not is_digest(digest) or not (drafts / digest / "config.json").is_file():
         raise ServiceError(f"{drafts / 'serving'} names draft {digest[:80]!r}, which is not in {drafts}: put it back")
     return drafts / digest

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from tide.domain import Attestation, Signed, Verdict
 from tide.errors import SignatureRefused
+from tide.names import require_digest
 from tide.signing import SigningKey, TrustedKeys
 
 
 def attestation_file(draft: str) -> str:
     """Its name in DRAFT_DIR, beside the draft's folder: the promoter writes it, the engine's swap reads it."""
-    return f"{draft}.attestation.json"
+    return f"{require_digest(draft, 'draft digest')}.attestation.json"
 
 
 def check_verdict(signed: Signed, draft: str, trusted: TrustedKeys) -> Verdict:

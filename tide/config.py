@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tide.domain import TrainingConfig
 from tide.errors import ConfigError
+from tide.names import is_plain
 from tide.policies import (
     ApprovalPolicy,
     CanaryPolicy,
@@ -102,32 +103,39 @@ def _explain(error: ErrorDetails) -> str:
 
 
 class Settings(BaseSettings):
-    """Where things are; from the environment, prefix ``TIDE_``, or a ``.env`` file in the working folder."""
+    """Where things are; from the environment, prefix ``TIDE_``, or a ``.env`` file in the working folder.
 
-    model_config = SettingsConfigDict(env_prefix="TIDE_", env_file=".env", extra="ignore", frozen=True)
+    A secret shows as asterisks wherever settings are printed, logged or serialised; wiring.py alone takes it out.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="TIDE_", env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True
+    )
 
     service: str = Field(default="smollm2", pattern=r"^[a-z0-9][a-z0-9-]{1,40}$")
     home: Path = Path(".tide")
     """Folder of everything local: models, spool, drafts, run files."""
     policy_file: Path | None = None
     lakefs_endpoint: str = "http://127.0.0.1:8000"
-    lakefs_access_key: str = ""
-    lakefs_secret_key: str = ""
+    lakefs_access_key: SecretStr = SecretStr("")
+    lakefs_secret_key: SecretStr = SecretStr("")
     lakefs_namespace: str = "local://"
     lakefs_blocks: Path | None = None
     """Folder of a local block store (``blockstore.local.path`` of lakeFS); set where bytes may be deleted."""
     s3_endpoint: str = ""
     """S3-compatible store that lakeFS keeps its blocks in, when bytes must be deleted there; empty: AWS's own."""
-    s3_access_key: str = ""
-    s3_secret_key: str = Field(default="", repr=False)
+    s3_access_key: SecretStr = SecretStr("")
+    s3_secret_key: SecretStr = SecretStr("")
     s3_region: str = ""
-    hash_key: str = Field(default="", repr=False)
+    hash_key: SecretStr = SecretStr("")
     """Key of the hashes of requests and conversations, as the replicas have it; unset: the one kept with the spool."""
     replicas: str = "r0=http://127.0.0.1:30000"
     """Comma-separated ``name=url`` of the serving replicas."""
-    admin_key: str = ""
+    admin_key: SecretStr = SecretStr("")
     """Admin key of the replicas' swap route."""
     spool: Path | None = None
+    spool_quota_bytes: int = Field(default=20 << 30, ge=1 << 20)
+    """What the replicas' plugin lets the spool hold, under the same variable; alerts are raised before it is full."""
     draft_dir: Path | None = None
     target_bundle: Path | None = None
     """Head-only target; ``tide up`` makes it under ``home``, a training worker gets it shipped."""
@@ -137,7 +145,7 @@ class Settings(BaseSettings):
     """Private key of the worker that evaluates and promotes; harvest and training workers never have it."""
     openlineage_url: str = ""
     """Where lineage events go, ``http://host:port`` or ``file:///path``; empty: nowhere. Extra ``openlineage``."""
-    openlineage_api_key: str = ""
+    openlineage_api_key: SecretStr = SecretStr("")
     restart_command: str = ""
     """Command that restarts a replica when a hot swap cannot do: before the first draft.
 
@@ -168,8 +176,11 @@ class Settings(BaseSettings):
     def replica_urls(self) -> dict[str, str]:
         """Replicas by name. Raises ConfigError when ``TIDE_REPLICAS`` is malformed."""
         pairs = [part.strip().partition("=") for part in self.replicas.split(",") if part.strip()]
-        if not pairs or any(not name or not url.startswith("http") for name, _, url in pairs):
-            raise ConfigError(f"TIDE_REPLICAS is {self.replicas!r}; expected name=http://host:port[,name=url...]")
+        if not pairs or any(not is_plain(name) or not url.startswith("http") for name, _, url in pairs):
+            raise ConfigError(
+                f"TIDE_REPLICAS is {self.replicas!r}; expected name=http://host:port[,name=url...], a name being "
+                "letters, digits, '.', '_' and '-': it becomes part of paths"
+            )
         return {name: url for name, _, url in pairs}
 
     @property

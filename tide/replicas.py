@@ -15,6 +15,7 @@ from tide.domain import ReplicaSwap, Signed
 from tide.engine.base import Engine
 from tide.errors import EngineError, EngineUnavailable, SwapRefused, TideError
 from tide.files import whole_folder, write_durably
+from tide.names import require_digest
 from tide.serving_file import draft_prefix
 from tide.store.base import Store
 
@@ -28,8 +29,12 @@ Restart = Callable[[Engine, str], float]
 
 
 def install_draft(store: Store, repository: str, ref: str, digest: str, draft_dir: Path) -> Path:
-    """Bring a draft to ``DRAFT_DIR/<digest>/``: temporary folder, rename. What is there is left alone."""
-    folder = draft_dir / digest
+    """Bring a draft to ``DRAFT_DIR/<digest>/``: temporary folder, rename. What is there is left alone.
+
+    Raises:
+        BadInputError: no digest, but a path perhaps: branches and their lineage can be written by others.
+    """
+    folder = draft_dir / require_digest(digest, "draft digest")
     if folder.exists():
         return folder
     with whole_folder(folder, replace=False) as temporary:

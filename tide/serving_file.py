@@ -16,6 +16,7 @@ from tide import lineage
 from tide.attestation import check_attestation
 from tide.domain import Attestation, DraftModel, LineageRecord, Promotion, Serving, Signed, Value
 from tide.errors import BadInputError, Conflict, NotFound, NothingToCommit, SignatureRefused, StoreError
+from tide.names import require_digest
 from tide.repositories import MAIN
 from tide.signing import TrustedKeys
 from tide.store.base import Store
@@ -28,8 +29,8 @@ V = TypeVar("V", bound=Value)
 
 
 def draft_prefix(digest: str) -> str:
-    """Folder of a draft inside the drafts repository."""
-    return f"drafts/{digest}/"
+    """Folder of a draft inside the drafts repository. Raises BadInputError for what is no digest."""
+    return f"drafts/{require_digest(digest, 'draft digest')}/"
 
 
 def attestation_path(generation: int) -> str:

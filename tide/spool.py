@@ -157,7 +157,7 @@ def quarantined(spool: Path, window: str) -> dict[str, str]:
     for path in refused.glob("*.reason.json"):
         note = QuarantineNote.model_validate_json(path.read_bytes())
         # A file that someone put back into the spool has left its note behind.
-        there = any((refused / name).exists() for name in (note.file, f"{Path(note.file).stem}.json"))
+        there = any((refused / name).exists() for name in (Path(note.file).name, f"{Path(note.file).stem}.json"))
         if note.window == window and there:
             found[note.file] = note.rule
     return found

@@ -18,6 +18,7 @@ from pathlib import Path
 from tide import lineage
 from tide.domain import WindowManifest
 from tide.errors import Conflict, NotFound, NothingToCommit
+from tide.names import require_plain
 from tide.store.base import Commit, Store
 
 ROOT = "windows/"
@@ -149,8 +150,8 @@ class WindowBranch:
 
 
 def prefix(window: str, replica: str) -> str:
-    """Where a window of a replica stands in the repository."""
-    return f"{ROOT}{window}/{replica}/"
+    """Where a window of a replica stands in the repository. Raises BadInputError for a name that is a path."""
+    return f"{ROOT}{require_plain(window, 'window')}/{require_plain(replica, 'replica name')}/"
 
 
 def stored(store: Store, repository: str, ref: str, window: str, replica: str) -> WindowManifest | None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import shlex
 import subprocess
 import time
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
+
+from pydantic import SecretStr, ValidationError
 
 from tide import keys
 from tide.attestation import Authority
 from tide.config import CanaryPolicy, Settings
 from tide.engine.base import Engine
+from tide.engine.live import Live
 from tide.errors import ConfigError, EngineUnavailable, ServiceError
 from tide.evaluator.base import Evaluator
 from tide.rollout import Restart, Site
@@ -33,12 +36,30 @@ RESTART_TIMEOUT_S = 300.0
 
 @lru_cache
 def settings() -> Settings:
-    """Settings of this process, read once."""
-    return Settings()
+    """Settings of this process, read once. Raises ConfigError that names each variable at fault, never its value."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        found = (f"TIDE_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors(include_input=False))
+        raise ConfigError(f"{'; '.join(found)}; tide/config.py has every setting") from None
 
 
-def store(config: Settings) -> Store:
-    """lakeFS at the configured endpoint; what is committed goes to the OpenLineage receiver too, when there is one."""
+def _plain(secret: SecretStr) -> str:
+    """The one place where a secret leaves Settings: on its way into an adapter."""
+    return secret.get_secret_value()
+
+
+def hash_key(config: Settings) -> bytes:
+    """The configured key that ids are hashed with; empty when none is set."""
+    return _plain(config.hash_key).encode()
+
+
+def store(config: Settings, *, attempts: int = 6) -> Store:
+    """lakeFS at the configured endpoint; what is committed goes to the OpenLineage receiver too, when there is one.
+
+    Args:
+        attempts: how often a transient failure is tried in all; 1 for who would rather say now that it is down.
+    """
     from tide.store.late_validators import late_validators
 
     with late_validators():
@@ -47,14 +68,19 @@ def store(config: Settings) -> Store:
         from tide.store.telling import telling
 
     blocks = BlockAccess(
-        config.lakefs_blocks, config.s3_endpoint, config.s3_access_key, config.s3_secret_key, config.s3_region
+        config.lakefs_blocks,
+        config.s3_endpoint,
+        _plain(config.s3_access_key),
+        _plain(config.s3_secret_key),
+        config.s3_region,
     )
     lakefs = LakefsStore(
         config.lakefs_endpoint,
-        config.lakefs_access_key,
-        config.lakefs_secret_key,
+        _plain(config.lakefs_access_key),
+        _plain(config.lakefs_secret_key),
         config.lakefs_namespace,
         blocks=blocks,
+        attempts=attempts,
     )
     return telling(lakefs, openlineage(config).committed) if config.openlineage_url else lakefs
 
@@ -69,15 +95,24 @@ def openlineage(config: Settings) -> OpenLineage:
         store=config.lakefs_endpoint,
         service=config.service,
         states_repository=config.states_repository,
-        api_key=config.openlineage_api_key,
+        api_key=_plain(config.openlineage_api_key),
     )
 
 
-def engines(config: Settings) -> list[Engine]:
-    """One SGLang client a replica."""
+def engines(config: Settings, *, timeout_s: float = 30.0) -> list[Engine]:
+    """One SGLang client a replica.
+
+    Args:
+        timeout_s: for every call but a generation and the health check.
+    """
+    return [engine_at(url, config, name=name, timeout_s=timeout_s) for name, url in config.replica_urls.items()]
+
+
+def engine_at(url: str, config: Settings, *, name: str, timeout_s: float = 30.0) -> Engine:
+    """Client of an SGLang server that takes the service's admin key."""
     from tide.engine.sglang import SglangEngine
 
-    return [SglangEngine(url, name=name, admin_key=config.admin_key) for name, url in config.replica_urls.items()]
+    return SglangEngine(url, name=name, admin_key=_plain(config.admin_key), control_timeout_s=timeout_s)
 
 
 def engines_at(addresses: Sequence[str]) -> list[Engine]:
@@ -85,6 +120,19 @@ def engines_at(addresses: Sequence[str]) -> list[Engine]:
     from tide.engine.sglang import SglangEngine
 
     return [SglangEngine(address) for address in addresses]
+
+
+def secrets(config: Settings) -> Mapping[str, str]:
+    """Every secret that is set, by its environment variable: what a worker's environment is made of."""
+    found = {f"TIDE_{name.upper()}": getattr(config, name) for name in Settings.model_fields}
+    return {name: _plain(value) for name, value in found.items() if isinstance(value, SecretStr) and value}
+
+
+def live(config: Settings, *, timeout_s: float) -> Live:
+    """How the figures on each replica's ``/metrics`` are read."""
+    from tide.engine.sglang_metrics import read_live
+
+    return {name: partial(read_live, name, url, timeout_s=timeout_s) for name, url in config.replica_urls.items()}
 
 
 def trainer() -> Trainer:

@@ -50,7 +50,8 @@ def existing_lakefs(endpoint: str) -> LakefsAccess:
         raise ConfigError(
             f"there are no keys for lakeFS at {endpoint}: set TIDE_LAKEFS_ACCESS_KEY and TIDE_LAKEFS_SECRET_KEY"
         )
-    found = LakefsAccess(endpoint, settings.lakefs_access_key, settings.lakefs_secret_key, settings.lakefs_namespace)
+    keys = (settings.lakefs_access_key.get_secret_value(), settings.lakefs_secret_key.get_secret_value())
+    found = LakefsAccess(endpoint, *keys, settings.lakefs_namespace)
     _check_namespace(found, _storage(found))
     return found
 

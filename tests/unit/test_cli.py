@@ -18,6 +18,8 @@ COMMANDS = (
     "up",
     "down",
     "status",
+    "parts",
+    "metrics",
     "env",
     "run",
     "serving",
@@ -51,8 +53,8 @@ def test_a_command_starts_without_torch() -> None:
     assert found.stdout.strip() == "False", "seconds that every command would wait for"
 
 
-def test_status_of_a_home_without_a_stack_is_all_stopped(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli.app, ["status", "--json", "--home", str(tmp_path)])
+def test_parts_of_a_home_without_a_stack_is_all_stopped(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["parts", "--json", "--home", str(tmp_path)])
     parts = json.loads(result.output)
     assert {p["name"] for p in parts} >= {"lakefs", "prefect", "sglang"}
     assert {p["state"] for p in parts} == {"stopped"}

@@ -114,8 +114,8 @@ def _subjects(named: list[Named], config: Settings, *, hashed: bool) -> Subjects
 
 def _hash_key(config: Settings) -> bytes:
     """The key that the replicas hash with. Never made here: a new one would find nothing."""
-    if config.hash_key:
-        return config.hash_key.encode()
+    if key := wiring.hash_key(config):
+        return key
     path = config.spool_folder / HASH_KEY_FILE
     try:
         return path.read_text().strip().encode()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from infra import local
+from infra import local, ports
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 
 commands = typer.Typer()
@@ -30,10 +30,13 @@ def up(
         str | None,
         typer.Option(metavar="URL", help="Use the lakeFS that runs there; keys and namespace from TIDE_LAKEFS_*."),
     ] = None,
+    prefect_host: Annotated[
+        str, typer.Option(help="Where Prefect listens; 0.0.0.0 needs PREFECT_SERVER_API_AUTH_STRING=NAME:PASSWORD.")
+    ] = ports.HOST,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when everything is ready.")] = False,
 ) -> None:
     """Start lakeFS, Prefect, SGLang and the workers on free loopback ports, and wait until all are ready."""
-    wanted = local.Wanted(service=service, lakefs=lakefs)
+    wanted = local.Wanted(service=service, lakefs=lakefs, prefect_host=prefect_host)
     if detach:
         _welcome(local.up(home, wanted))
         return
@@ -58,13 +61,13 @@ def down(home: Home = DEFAULT_HOME) -> None:
 
 
 @commands.command()
-def status(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """State, address and memory of every part."""
-    parts = local.status(home)
+def parts(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """State, address and memory of every part of the local stack."""
+    found = local.status(home)
     if as_json:
-        print(json.dumps([vars(p) for p in parts]))
+        print(json.dumps([vars(p) for p in found]))
         return
-    for part in parts:
+    for part in found:
         memory = f"{part.memory_bytes / 2**20:.0f} MiB" if part.memory_bytes else ""
         print(f"{part.name:<16} {part.state:<8} {part.pid or '':<8} {memory:<10} {part.url}")
 

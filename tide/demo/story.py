@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from tide import wiring
 from tide.demo import report as reports
 from tide.demo import statics
 from tide.demo.measure import Arm, ArmResult, compare
@@ -27,7 +28,6 @@ from tide.demo.setting import (
     write_policy,
 )
 from tide.engine.base import Engine
-from tide.engine.sglang import SglangEngine
 
 
 def tell(options: Options, local: Local) -> None:
@@ -71,7 +71,7 @@ def _measure(story: Story, local: Local) -> tuple[dict[str, ArmResult], float | 
     with story.progress.step("measure") as detail:
         local.end_pipeline(story.options.home, story.progress.say)
         url = local.start_plain_engine(story.options.home, story.progress.say)
-        plain = SglangEngine(url, name="plain", admin_key=story.config.admin_key)
+        plain = wiring.engine_at(url, story.config, name="plain")
         static, adapted = (c.candidate.digest for c in story.cycles)
 
         def with_draft(digest: str) -> Callable[[], Engine]:

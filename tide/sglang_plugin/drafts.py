@@ -6,7 +6,6 @@ host. Knows nothing of SGLang, of parameters or of when a swap happens.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,19 +14,13 @@ from tide.attestation import attestation_file, check_attestation
 from tide.domain import Signed, TargetContract
 from tide.draft_files import DraftFiles, load_draft
 from tide.errors import ContractMismatch, DraftError, SignatureRefused
+from tide.names import is_digest
 from tide.signing import TrustedKeys
 
 SERVING_FILE = "serving"
 """In the draft folder: the digest to serve after a restart. Whoever promotes writes it by temp and rename."""
 HELD_DRAFTS = 2
 """Drafts kept in host memory: the one in serving and the one before it, so that going back needs no file."""
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-def is_digest(text: str) -> bool:
-    """True for 64 lower-case hexadecimal digits: a name that cannot lead out of a folder."""
-    return _DIGEST.fullmatch(text) is not None
 
 
 class DraftShelf:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from tide.errors import ConfigError
 
@@ -57,7 +57,7 @@ class PluginSettings(BaseModel):
     """Rows waiting for, or held by, the writer thread."""
     idle_evict_s: float = Field(default=600.0, gt=0)
     """Rows of a request that had no forward pass for so long are dropped."""
-    hash_key: str = Field(default="", repr=False)
+    hash_key: SecretStr = SecretStr("")
     """Key of the hashes of requests and conversations; unset: kept in a 0600 file beside the spool, made once."""
 
     @field_validator("spool_dir", "draft_dir")
@@ -113,7 +113,7 @@ class PluginSettings(BaseModel):
             ConfigError: no TIDE_HASH_KEY and no spool, or the key file cannot be used.
         """
         if self.hash_key:
-            return self.hash_key.encode()
+            return self.hash_key.get_secret_value().encode()
         if self.spool_dir is None:
             raise ConfigError("TIDE_HASH_KEY is unset and there is no TIDE_SPOOL_DIR to keep a key in")
         return _stored_key(self.spool_dir / HASH_KEY_FILE)

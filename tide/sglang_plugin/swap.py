@@ -22,7 +22,8 @@ import torch
 from tide.domain import DraftContract, TargetContract
 from tide.draft_files import ARCHITECTURE, load_draft, read_config
 from tide.errors import ConfigError, DraftError, TideError
-from tide.sglang_plugin.drafts import DraftShelf, is_digest
+from tide.names import is_digest
+from tide.sglang_plugin.drafts import DraftShelf
 from tide.sglang_plugin.served import ServedDraft, alone
 from tide.sglang_plugin.settings import PluginSettings
 from tide.sglang_plugin.weights import LiveDraft

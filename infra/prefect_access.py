@@ -1,0 +1,64 @@
+"""Who may use the Prefect API: anybody of this machine on loopback, whoever has the password anywhere else.
+
+Owns the two settings that carry it (Prefect's own: one for the server, one for whoever calls it) and the rule that a
+server which others can reach is never left open: its API starts flows, and flows hold the keys of the store. Starts
+nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+
+from infra import ports
+from tide.errors import ConfigError
+
+SERVER_AUTH, CLIENT_AUTH = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
+EVERYWHERE = "0.0.0.0"
+LOOPBACK = (ports.HOST,)
+_SHORTEST = 12
+
+
+def require_closed(host: str, env: Mapping[str, str]) -> None:
+    """Check that a server on this host would not be open to others.
+
+    Raises:
+        ConfigError: it would be, or its password is no password; or the host is none that local workers reach.
+    """
+    if host in LOOPBACK:
+        return
+    if host != EVERYWHERE:
+        raise ConfigError(
+            f"Prefect cannot listen on {host}: this machine's workers reach it by {ports.HOST}; use {EVERYWHERE} and "
+            "let a firewall say who else may"
+        )
+    if not (secret := auth_string(env)):
+        raise ConfigError(
+            f"Prefect on {host} without a password would let everybody run flows and approve drafts: set "
+            f"{SERVER_AUTH}=NAME:PASSWORD for `tide up`, and {CLIENT_AUTH} to the same for workers on other machines"
+        )
+    name, _, password = secret.partition(":")
+    if not name or len(password) < _SHORTEST:
+        raise ConfigError(f"{SERVER_AUTH} must be NAME:PASSWORD, the password of {_SHORTEST} characters or more")
+
+
+def auth_string(env: Mapping[str, str]) -> str:
+    """``NAME:PASSWORD`` that an environment has for the API; empty when none."""
+    return env.get(SERVER_AUTH) or env.get(CLIENT_AUTH) or ""
+
+
+def client_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """What a worker, a flow or Prefect's command needs to call the API."""
+    return {CLIENT_AUTH: secret} if (secret := auth_string(env)) else {}
+
+
+def server_settings(host: str, env: Mapping[str, str]) -> dict[str, str]:
+    """What the server needs: the password, and for others' browsers an address that is theirs as well."""
+    away = {} if host in LOOPBACK else {"PREFECT_UI_API_URL": "/api"}
+    return ({SERVER_AUTH: secret} if (secret := auth_string(env)) else {}) | away
+
+
+def headers(env: Mapping[str, str]) -> dict[str, str]:
+    """Headers of a call of ours to the API."""
+    secret = auth_string(env)
+    return {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"} if secret else {}
