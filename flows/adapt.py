@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.judging import judge
-from tasks.approvals import start_promotion
+from tasks.approvals import find_proposal, start_promotion
 from tasks.capture import set_capture_rate
 from tasks.cost import weigh_cost
 from tasks.cycle import finish_cycle, finished_cycle
@@ -35,6 +35,7 @@ def adapt(force: bool = False) -> AdaptResult:
     better.
 
     A draft that served before costs no training, so the pool is asked first, and the cost rule only when it has none.
+    A cycle that was killed after its verdict finds it again: a second one would be a second attempt.
 
     Args:
         force: train, whatever the drift gate, the pool and the cost rule say; the promotion gate decides all the same.
@@ -56,11 +57,12 @@ def _cycle(snapshot: Snapshot, force: bool) -> AdaptResult:
     proposal: Proposal | None = None
     if not force:
         if branch := look_in_pool(snapshot, drift):
-            proposal = judge(branch, snapshot.commit)
+            proposal = find_proposal(branch) or judge(branch, snapshot.commit)
         if not _better(proposal):
             drift = weigh_cost(snapshot, drift)
     if not _better(proposal) and (force or drift.decision == "retrain"):
-        proposal = judge(request_training(snapshot, drift), snapshot.commit)
+        branch = request_training(snapshot, drift)
+        proposal = find_proposal(branch) or judge(branch, snapshot.commit)
     return AdaptResult(
         snapshot=snapshot,
         drift=drift,

@@ -10,6 +10,7 @@ from prefect import flow
 
 from tasks.reconcile import (
     end_orphans,
+    mend_approvals,
     mend_branches,
     mend_replicas,
     mend_runs,
@@ -43,7 +44,7 @@ def reconcile(patience: Patience | None = None, dry_run: bool = False) -> Reconc
         "scratch": partial(tidy_scratch, given, dry_run),
         "branches": partial(mend_branches, dry_run),
         "replicas": partial(mend_replicas, dry_run),
-        # INTEGRATOR: expired approvals, one line: "approvals": expire_approvals  (tasks.approvals)
+        "approvals": partial(mend_approvals, dry_run),
     }
     repairs = [repair for name, check in checks.items() for repair in _made(name, check)]
     report = record_reconcile(repairs)

@@ -23,10 +23,18 @@ from tasks.suspension import (
     state_of,
     this_run,
 )
-from tide import approval_answers, approval_rules, approval_text, approvals, rollout, wiring
+from tide import approval_answers, approval_rules, approval_text, approvals, ledger, rollout, trial, wiring
 from tide.approval_answers import Form
 from tide.attestation import check_verdict
-from tide.domain import ApprovalAnswer, ApprovalRequest, ApprovalSettlement, Proposal, Value, Verdict
+from tide.domain import (
+    ApprovalAnswer,
+    ApprovalRequest,
+    ApprovalSettlement,
+    CanaryRefusal,
+    Proposal,
+    Value,
+    Verdict,
+)
 from tide.errors import SignatureRefused
 from tide.serving_file import candidate_on, read_signed_verdict
 from tide.store.base import Store
@@ -66,7 +74,7 @@ def find_proposal(branch: str) -> Proposal | None:
     """The candidate on a branch with a verdict that holds; None when it must be judged.
 
     What this run asked approval of comes first. Otherwise the verdict must be signed, say ``promote``, and be made
-    against what serves now under the policy of now; one that was refused is not asked about again.
+    against what serves now under the policy of now; one that was refused, by people or by the canary, is spent.
     """
     config = wiring.settings()
     store, drafts = wiring.store(config), config.drafts_repository
@@ -79,7 +87,8 @@ def find_proposal(branch: str) -> Proposal | None:
     if verdict is None:
         return None
     serving, policy = rollout.read_serving(store, drafts), config.policy().digest()
-    generation = approval_rules.generation_for(verdict, serving, policy, book.spent())
+    taken_back = {refusal.lease.verdict for refusal in ledger.every(store, drafts, trial.LEDGER, CanaryRefusal)}
+    generation = approval_rules.generation_for(verdict, serving, policy, book.spent() | taken_back)
     if generation is None:
         return None
     get_run_logger().info("verdict %s on %s holds: not judged again", verdict.digest()[:12], branch)

@@ -13,6 +13,7 @@ from pathlib import Path
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
+from tasks.approvals import expire_approvals
 from tasks.runs import RunServer, current_run, server
 from tasks.stage import stage
 from tide import ledger, leftovers, ownership, recovery, rollout, wiring
@@ -125,6 +126,14 @@ def mend_branches(dry_run: bool) -> list[Repair]:
     if "promote" not in busy and not dry_run and leftovers.finish_serving(store, drafts):
         found.append(_repair("branch", drafts, "the generation in serving had no tag", True))
     return found
+
+
+@stage("look at what waits for people")
+def mend_approvals(dry_run: bool) -> list[Repair]:
+    """Promotions that nobody decided in time, or whose run has ended, are refused, and their runs resumed to end."""
+    if dry_run or wiring.settings().drafts_repository not in wiring.store(wiring.settings()).repositories():
+        return []
+    return [_repair("approval", ended.run, "; ".join(ended.reasons), True) for ended in expire_approvals.fn()]
 
 
 @stage("look at the replicas")

@@ -15,11 +15,11 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 
 from tasks.events import announce
-from tasks.runs import attempt_key, current_run
+from tasks.runs import attempt_key
 from tasks.serve import drafting
 from tasks.stage import cache_folder, stage
 from tasks.version import fetch_held_out_shards, pin_snapshot
-from tide import candidates, checkpoints, events, ledger, ownership, rollout, wiring
+from tide import candidates, checkpoints, events, ledger, rollout, wiring
 from tide.comparable import check_reproduced
 from tide.domain import CheckpointChoice, DraftModel, DriftReport, EvalReport, Snapshot, Split, TrainingProgress
 from tide.draft_files import load_draft
@@ -140,15 +140,14 @@ def train_draft(snapshot: Snapshot, shards: Sequence[Path], parent: Path | None)
     config = wiring.settings()
     workdir = runs_folder() / uuid.uuid4().hex[:12]
     workdir.mkdir(parents=True)
-    with ownership.owned(workdir, current_run()):
-        return wiring.trainer().train(
-            TrainingData(shards=tuple(shards), target=snapshot.target),
-            config.policy().train,
-            parent=parent,
-            bundle=config.bundle,
-            workdir=workdir,
-            on_progress=_progress_to_prefect(),
-        )
+    return wiring.trainer().train(
+        TrainingData(shards=tuple(shards), target=snapshot.target),
+        config.policy().train,
+        parent=parent,
+        bundle=config.bundle,
+        workdir=workdir,
+        on_progress=_progress_to_prefect(),
+    )
 
 
 def _progress_to_prefect() -> ProgressCallback:

@@ -5,7 +5,6 @@ Owns the branch, the names (sortable by time) and that nothing is rewritten. Kno
 
 from __future__ import annotations
 
-import contextlib
 import time
 import uuid
 from collections.abc import Mapping

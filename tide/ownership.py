@@ -25,6 +25,8 @@ from tide.files import write_durably
 
 MARK = "TIDE_TRAINING_RUN"
 """Environment variable with the run's token; set before the trainer starts, so that all it starts inherit it."""
+FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+"""Environment variable in which Prefect names the flow run to its process."""
 FILE = "run.json"
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL. SIGTERM saves nothing in a trainer."""
@@ -47,14 +49,18 @@ class Owner(Record):
 
 
 @contextlib.contextmanager
-def owned(folder: Path, flow_run: str | None) -> Iterator[Owner]:
-    """Say in ``folder/run.json`` that this process works there, and mark every process started in the block."""
+def owned(folder: Path, flow_run: str | None = None) -> Iterator[Owner]:
+    """Say in ``folder/run.json`` that this process works there, and mark every process started in the block.
+
+    Args:
+        flow_run: id of the run it is for; when None, the one whose process this is by its environment.
+    """
     pid = os.getpid()
     ticks = _start_ticks(pid)
     assert ticks is not None
     owner = Owner(
         token=secrets.token_hex(16),
-        flow_run=flow_run,
+        flow_run=flow_run or os.environ.get(FLOW_RUN),
         host=socket.gethostname(),
         boot_id=_boot_id(),
         pid=pid,

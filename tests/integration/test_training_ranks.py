@@ -19,13 +19,13 @@ from tests.support.tiny_target import tiny_target, tiny_target_states
 from tide.domain import Split, TrainingConfig, TrainingProgress
 from tide.draft_files import load_draft
 from tide.errors import TrainingCancelled, TrainingStalled
+from tide.ownership import flow_alive, members, read_owner
 from tide.shards import write_shard
 from tide.target_files import bundle_contract
 from tide.trainer import process as process_module
 from tide.trainer.base import TrainingData, TrainingResult
 from tide.trainer.hardware import Hardware
 from tide.trainer.memory import disk_bytes
-from tide.trainer.owner import alive, read
 from tide.trainer.process import GroupProcess, sigterm_cancels
 from tide.trainer.progress import Watch, follow
 from tide.trainer.run_config import environment
@@ -68,9 +68,9 @@ def train(data: TrainingData, bundle: Path, workdir: Path) -> tuple[TrainingResu
     def watch(progress: TrainingProgress) -> None:
         nonlocal largest
         seen.append(progress)
-        owner = read(workdir)
+        owner = read_owner(workdir)
         assert owner is not None
-        assert alive(owner)
+        assert flow_alive(owner)
         largest = max(largest, sum(path.stat().st_size for path in workdir.rglob("*") if path.is_file()))
 
     result = SpecForgeTrainer(hardware=TWO).train(
@@ -100,7 +100,9 @@ def test_two_gloo_ranks_train_with_specforge_and_the_exported_draft_loads(
         assert load_draft(checkpoint.draft, expected=checkpoint.digest).tensors["fc.weight"].isfinite().all()
     (log,) = workdir.glob("run-*/specforge.log")
     assert re.search(r"^tide: one communicator, 2 ranks, gloo$", log.read_text(), re.M)
-    assert read(workdir) is None, "a run that has ended is nobody's"
+    owner = read_owner(workdir)
+    assert owner is not None
+    assert members(owner) == [], "no rank outlives its run"
 
 
 def test_the_same_ranks_give_the_same_drafts(

@@ -16,9 +16,10 @@ import pytest
 
 from infra import ports
 from infra.lakefs.server import LakefsServer
+from tests.support.approving import REQUEST
 from tests.support.signed import verdict_on
 from tests.unit.test_ledger_tail import drift
-from tide import ledger, repositories
+from tide import approvals, ledger, repositories
 from tide.metrics import CACHE_S
 from tide.store.lakefs import LakefsStore
 
@@ -53,6 +54,7 @@ def service(lakefs_server: LakefsServer, tmp_path_factory: pytest.TempPathFactor
     repositories.ensure_drafts(store, repository)
     ledger.append(store, repository, "drift", drift(rate=0.41, expected_rate=0.45))
     ledger.append(store, repository, "verdict", verdict_on(DRAFT), attachments={".html": b"<html>"})
+    approvals.ask(store, repository, REQUEST)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TIDE_", "PREFECT_"))}
     env = {
         **kept,
@@ -73,11 +75,11 @@ def test_status_reads_the_ledger_of_a_real_lakefs_and_names_the_replica_that_is_
     assert (code, found["errors"]) == (0, {})
     assert found["acceptance"]["rate"] == 0.41
     assert [h["kind"] for h in found["last"]] == ["verdict", "drift"]
-    assert found["waiting"][0]["candidate"] == DRAFT, "nothing serves yet, and this draft was found better"
+    assert found["waiting"][0]["run"] == REQUEST.run
     assert not found["replicas"][0]["reachable"]
     code, text = service.run("status")
     assert code == 0
-    assert f"promotion of draft {DRAFT[:12]}" in text
+    assert f"promotion of draft {REQUEST.candidate[:12]}" in text
     assert "\x1b" not in text, "no terminal, no colours"
 
 

@@ -52,6 +52,8 @@ class Stages:
         self.started: list[tuple[Proposal, str]] = []
         for name in self.answers:
             monkeypatch.setattr(module, name, self._stage(name))
+        self.held: dict[str, Proposal] = {}
+        monkeypatch.setattr(module, "find_proposal", self.held.get)
         monkeypatch.setattr(module, "judge", self._judge)
         monkeypatch.setattr(module, "start_promotion", self._start)
 
@@ -148,7 +150,13 @@ def test_states_that_an_earlier_cycle_worked_through_are_not_worked_through_agai
 def test_force_trains_and_asks_neither_the_pool_nor_the_cost(monkeypatch: pytest.MonkeyPatch, decision: Any) -> None:
     stages = Stages(monkeypatch, detect_drift=drift(decision))
     module.adapt.fn(force=True)
-    assert stages.called == [*FORCED, "request_training", "judge candidate-trained", "start candidate-trained", "finish_cycle"]
+    assert stages.called == [
+        *FORCED,
+        "request_training",
+        "judge candidate-trained",
+        "start candidate-trained",
+        "finish_cycle",
+    ]
 
 
 def test_a_candidate_that_the_gate_refuses_starts_no_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,3 +166,12 @@ def test_a_candidate_that_the_gate_refuses_starts_no_promotion(monkeypatch: pyte
     assert stages.called[-2:] == ["judge candidate-trained", "finish_cycle"]
     assert result.verdict is not None
     assert (result.verdict.outcome, result.promote_run) == ("reject", None)
+
+
+def test_a_cycle_that_was_killed_after_its_verdict_does_not_judge_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = Stages(monkeypatch)
+    held = Proposal(branch="candidate-trained", verdict=verdict_on(B, A), generation=2)
+    stages.held["candidate-trained"] = held
+    module.adapt.fn()
+    assert "judge candidate-trained" not in stages.called
+    assert stages.started == [(held, SNAPSHOT.commit)]

@@ -64,6 +64,15 @@ def test_the_owner_file_says_which_flow_works_there_and_that_it_lives(tmp_path: 
     assert not ownership.is_here(owner.model_copy(update={"host": "another"}))
 
 
+def test_the_flow_run_is_the_one_whose_process_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ownership.FLOW_RUN, raising=False)
+    with ownership.owned(tmp_path) as owner:
+        assert owner.flow_run is None
+    monkeypatch.setenv(ownership.FLOW_RUN, "8d1f")
+    with ownership.owned(tmp_path) as owner:
+        assert owner.flow_run == "8d1f"
+
+
 def test_a_process_that_has_the_pid_of_a_dead_flow_is_not_the_flow(tmp_path: Path) -> None:
     with ownership.owned(tmp_path, None) as owner:
         for other in ({"start_ticks": owner.start_ticks - 1}, {"boot_id": "another"}, {"pid": 2**22 + 1}):

@@ -195,7 +195,15 @@ class Check:
 
 def test_one_check_that_fails_keeps_no_other_from_its_work_and_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Repair(kind="slot", subject="s", found="f", outcome="mended")
-    names = ("mend_runs", "mend_slots", "end_orphans", "tidy_scratch", "mend_branches", "mend_replicas")
+    names = (
+        "mend_runs",
+        "mend_slots",
+        "end_orphans",
+        "tidy_scratch",
+        "mend_branches",
+        "mend_approvals",
+        "mend_replicas",
+    )
     for name in names:
         monkeypatch.setattr(module, name, Check([made] if name == "mend_replicas" else []))
     monkeypatch.setattr(module, "mend_slots", Check(RuntimeError("no server")))

@@ -17,10 +17,10 @@ import torch
 from tide.domain import ShardRequest, TargetContract, TrainingConfig
 from tide.draft_files import DraftFiles
 from tide.errors import TrainingCancelled, TrainingError, TrainingStalled
+from tide.ownership import owned
 from tide.shards import RequestStates
 from tide.trainer.base import Finding
 from tide.trainer.hardware import Hardware
-from tide.trainer.owner import owned
 from tide.trainer.rank import ONE
 from tide.trainer.run import LOG, paths_of, run_specforge
 from tide.trainer.run_config import Plan, RunPaths, shares

@@ -19,12 +19,12 @@ import torch
 from tide.domain import TargetContract, TrainingConfig
 from tide.draft_files import load_draft
 from tide.errors import BadInputError, ContractMismatch
+from tide.ownership import owned
 from tide.target_files import bundle_contract, eagle3_layers, read_config, target_contract
 from tide.trainer.base import Preflight, ProgressCallback, Trainer, TrainingData, TrainingResult
 from tide.trainer.bundle import write_bundle
 from tide.trainer.export import export_checkpoints
 from tide.trainer.hardware import Hardware
-from tide.trainer.owner import owned
 from tide.trainer.preflight import Asked, examine
 from tide.trainer.run import clean, paths_of, run_specforge
 from tide.trainer.run_config import RUN_ID, THREADS, Plan, RunPaths, shares
