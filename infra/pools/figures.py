@@ -49,8 +49,8 @@ def figures(target: Path, policy: Policy) -> dict[str, str]:
     ranks = train.ranks or 1
     at_once, accumulated = shares(train, ranks)
     shape = {"length": train.max_length, "batch": at_once, "ttt_length": train.ttt_length, "width": _BF16}
-    flex = training_memory(draft, backend="flex_attention", **shape)  # type: ignore[arg-type]
-    sdpa = training_memory(draft, backend="sdpa", **shape)  # type: ignore[arg-type]
+    flex = training_memory(draft, backend="flex_attention", **shape)
+    sdpa = training_memory(draft, backend="sdpa", **shape)
     found = read_config(target)
     bundle = (2 * found["vocab_size"] + 1) * found["hidden_size"] * _BF16
     states = policy.train_tokens * state_bytes_a_row(found["hidden_size"])

@@ -82,7 +82,8 @@ def _guard(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
 
 def _devices(hardware: Hardware) -> Finding:
     if hardware.kind == "cpu":
-        detail = f"no GPU is used: {hardware.ranks} gloo ranks on the CPU, float32 (set {DEVICE}=gpu to insist on GPUs)"
+        ranks = "1 rank" if hardware.ranks == 1 else f"{hardware.ranks} gloo ranks"
+        detail = f"no GPU is used: {ranks} on the CPU, float32 (set {DEVICE}=gpu to insist on GPUs)"
         return Finding(name="devices", state="ok", detail=detail)
     names = sorted({_device_name(i) for i in range(hardware.ranks)})
     detail = f"{hardware.ranks} of {torch.cuda.device_count()} GPUs, one rank each: {', '.join(names)}"
@@ -162,6 +163,7 @@ def _room(asked: Asked, hardware: Hardware) -> Iterator[Finding]:
 
 
 def _disk(workdir: Path, needed: int, share: float) -> Finding:
+    workdir = workdir.absolute()
     folder = next(path for path in (workdir, *workdir.parents) if path.exists())
     free = shutil.disk_usage(folder).free
     detail = f"{needed / _GB:.1f} GB are needed, {free / _GB:.1f} GB are free in {folder}"

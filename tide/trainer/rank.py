@@ -15,13 +15,14 @@ from tide.trainer.binding import end_with_parent
 
 ONE = "tide: one communicator"
 """Begin of the line that rank 0 prints once its process groups were looked at."""
-_GROUPS = ("get_tp_group", "get_dp_group", "get_draft_dp_group", "get_draft_sp_group", "get_sp_ulysses_group")
+_GROUPS = ("tp", "dp", "draft_dp", "draft_sp", "sp_ulysses", "sp_ring")
 
 
-def check_communicators(distributed: Any) -> str:
-    """Refuse a layout in which ranks talk over more than the default group.
+def one_communicator(distributed: Any) -> str:
+    """Have all ranks talk over the default group, and refuse a layout in which they cannot.
 
-    A group of one rank never communicates, and gets no communicator: torch makes them at the first collective.
+    A group of one rank never communicates, and gets no communicator: torch makes them at the first collective. One of
+    all ranks is the default group under another name; whether torch made it so depends on its version.
 
     Args:
         distributed: SpecForge's module of that name, initialised.
@@ -31,25 +32,31 @@ def check_communicators(distributed: Any) -> str:
     """
     import torch.distributed as dist
 
-    for name in (*_GROUPS, "get_sp_ring_group"):
-        group = getattr(distributed, name)()
-        if group is not None and group.size() > 1 and group.group_name != dist.group.WORLD.group_name:
+    world = dist.group.WORLD
+    for name in _GROUPS:
+        group = getattr(distributed, f"get_{name}_group")()
+        if group is None or group.size() == 1 or group.group_name == world.group_name:
+            continue
+        if group.size() != dist.get_world_size():
             raise SystemExit(
-                f"training: {name[4:]} has {group.size()} ranks and a communicator of its own beside the default one: "
-                "collectives of several communicators deadlock on MI250 (ROCm/rccl issue 2191); train data-parallel"
+                f"training: the group {name} has {group.size()} ranks and a communicator of its own beside the default "
+                "one: collectives of several deadlock on MI250 (ROCm/rccl issue 2191); train data-parallel only"
             )
+        setattr(distributed, f"_{name.upper()}_GROUP", world)
+        if getattr(distributed, f"get_{name}_group")() is not world:
+            raise SystemExit(f"{distributed.__name__}: _{name.upper()}_GROUP is gone; written for specforge 0.2.0")
     return f"{ONE}, {dist.get_world_size()} ranks, {dist.get_backend()}"
 
 
 def watch_communicators() -> None:
-    """Have the groups checked as soon as SpecForge has made them."""
+    """Have the groups made one as soon as SpecForge has made them."""
     from specforge import distributed
 
     make: Callable[..., None] = distributed.init_distributed
 
     def checked(*args: Any, **kwargs: Any) -> None:
         make(*args, **kwargs)
-        line = check_communicators(distributed)
+        line = one_communicator(distributed)
         if os.environ.get("RANK", "0") == "0":
             print(line, flush=True)  # noqa: T201 - what is read of a rank is its output
 
