@@ -6,7 +6,6 @@ Owns the form, and what Prefect can suspend. Knows nothing of policies, verdicts
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 from uuid import UUID
 
 from prefect import get_run_logger, suspend_flow_run
@@ -61,7 +60,7 @@ def form_for(key: str, description: str) -> Form:
         description: markdown, shown above the form.
     """
     described = ApprovalForm.with_initial_data(description=description)
-    form = cast(ApprovalForm, suspend_flow_run(wait_for_input=described, key=key))
+    form = suspend_flow_run(wait_for_input=described, key=key)
     return Form(form.decision, form.reviewer, form.reason, form.signed)
 
 

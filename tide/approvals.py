@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tide import approval_rules, ledger, lineage
-from tide.domain import ApprovalAnswer, ApprovalRequest, ApprovalSettlement, Value, Verdict
+from tide.domain import ApprovalAnswer, ApprovalRequest, ApprovalSettlement, ServingDraft, Value, Verdict
 from tide.errors import AlreadyExists, ApprovalRefused, NothingToCommit
 from tide.policies import ApprovalPolicy
 from tide.repositories import MAIN
@@ -92,10 +92,14 @@ def waiting(store: Store, repository: str) -> list[Waiting]:
 
 
 def reasons_for(store: Store, repository: str, verdict: Verdict, policy: ApprovalPolicy) -> tuple[str, ...]:
-    """Why a person must agree to a promotion; empty when nobody needs to. What serves is looked up where it matters."""
+    """Why a person must agree to a promotion; empty when nobody needs to, or a killed one was merged already."""
+    if policy.mode == "auto":
+        return ()
+    stable = read_serving(store, repository).stable
+    if stable == ServingDraft(digest=verdict.candidate, verdict=verdict.digest()):
+        return ()
     first = False
     if policy.mode == "conditions":
-        stable = read_serving(store, repository).stable
         first = stable is None or read_draft(store, repository, MAIN, stable.digest).imported
     return approval_rules.needed(verdict, policy, first=first)
 

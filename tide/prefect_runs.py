@@ -47,9 +47,7 @@ class PrefectRuns:
     def __init__(self, url: str, auth: str = "") -> None:
         user, _, password = auth.partition(":")
         self.url = url.rstrip("/")
-        self._client = httpx.Client(
-            base_url=self.url, auth=(user, password) if auth else None, timeout=30.0, trust_env=False
-        )
+        self._auth = (user, password) if auth else None
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -98,7 +96,8 @@ class PrefectRuns:
     )
     def _send(self, method: str, path: str, body: object) -> httpx.Response:
         """SQLite is locked for moments under load: 503, which Prefect's own client tries again as well."""
-        return self._client.request(method, f"/{path}", json=body)
+        address = f"{self.url}/{path}"
+        return httpx.request(method, address, json=body, auth=self._auth, timeout=30.0, trust_env=False)
 
 
 def _run(found: Mapping[str, Any]) -> Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,20 @@ def test_an_approval_is_signed_over_run_verdict_and_decision_with_the_reviewers_
     )
     assert (said.candidate, said.incumbent) == (desk.request.candidate, desk.request.incumbent)
     assert abs(said.at - time.time()) < 60
+
+
+def test_an_answer_that_decides_is_told_with_what_it_decided_though_that_is_recorded_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slowly(run: str, form: dict[str, str]) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(approvals, "expire", lambda *_, **__: [])
+            desk.flow(run, form)
+        threading.Timer(1.0, approvals.expire, (desk.store, DRAFTS, POLICY), {"loopback": True}).start()
+
+    desk.prefect.on_resume = slowly
+    with_key(desk, "ada")
+    assert "approved: approved by ada" in answer(desk, monkeypatch, capsys, "approve", RUN)[1]
 
 
 def test_a_refusal_is_signed_too_and_ends_it(

@@ -84,8 +84,8 @@ class Rig:
         self.store.commit(DRAFTS, name, name, {})
         self.store.merge(DRAFTS, name, "main", name, {})
 
-    def serve(self, generation: int, digest: str) -> None:
-        self._serve(Serving(generation=generation, stable=ServingDraft(digest=digest)))
+    def serve(self, generation: int, digest: str, verdict: str | None = None) -> None:
+        self._serve(Serving(generation=generation, stable=ServingDraft(digest=digest, verdict=verdict)))
 
     def _form_for(self, key: str, _description: str) -> Form:
         if (self.run, key) not in self.forms:
@@ -204,6 +204,13 @@ def test_a_first_draft_of_ours_is_a_condition(rig: Rig, monkeypatch: pytest.Monk
     assert rig.waits(proposal).reasons[0].startswith("first_draft")
     monkeypatch.setattr(approvals, "read_draft", lambda *_: SimpleNamespace(imported=False))
     rig.run = TWO
+    assert stages.await_approval(proposal) is None
+
+
+def test_a_killed_promotion_that_was_merged_is_finished_without_asking_again(rig: Rig) -> None:
+    proposal = rig.candidate()
+    rig.serve(2, B, proposal.verdict.digest())
+    assert stages.find_proposal.fn(proposal.branch) == proposal
     assert stages.await_approval(proposal) is None
 
 

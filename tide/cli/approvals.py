@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 import typer
 
 from tide import approval_answers, approval_text, approvals, keys, wiring
-from tide.approvals import Book
+from tide.approvals import Book, Waiting
 from tide.attestation import check_verdict
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.config import Settings
-from tide.domain import Approval, ApprovalAnswer, ApprovalRequest
+from tide.domain import Approval, ApprovalRequest
 from tide.errors import ApprovalRefused
 from tide.prefect_runs import PrefectRuns
 from tide.serving_file import candidate_on, read_signed_verdict
@@ -140,18 +140,19 @@ def _form(
 
 def _report(store: Store, repository: str, request: ApprovalRequest, round: int, deadline: float) -> None:
     """Wait for what the run makes of the answer, and say it."""
+    told = "the run has not looked at it yet; `tide approvals` and the ledger tell"
     while time.monotonic() < deadline:
         book = approvals.read(store, repository)
-        given, ended = book.answers_to(request)[round:], book.end_of(request)
-        if given and given[0].problems:
+        answers, ended = book.answers_to(request), book.end_of(request)
+        if (given := answers[round:]) and given[0].problems:
             raise ApprovalRefused(f"it does not count: {'; '.join(given[0].problems)}; the run asks again")
-        if ended or given:
-            print(f"{ended.outcome}: {'; '.join(ended.reasons)}" if ended else _so_far(book, request))
-            return
+        if ended is not None:
+            told = f"{ended.outcome}: {'; '.join(ended.reasons)}"
+            break
+        if given:
+            agreed = Waiting(request=request, answers=answers).approved_by
+            told = f"{len(agreed)} of {request.approvers} approvals"
+            if given[0].decision == "approve" and len(agreed) < request.approvers:
+                break
         time.sleep(POLL_S)
-    print("the run has not looked at it yet; `tide approvals` and the ledger tell")
-
-
-def _so_far(book: Book, request: ApprovalRequest) -> str:
-    agreed: list[ApprovalAnswer] = [a for a in book.answers_to(request) if not a.problems and a.decision == "approve"]
-    return f"{len({a.reviewer for a in agreed})} of {request.approvers} approvals"
+    print(told)
