@@ -80,7 +80,7 @@ class Rig:
         return resume(replace(self.site, **{"watch": self.watch, **changes}), AUTHORITY, branch)
 
     def ask(self, number: int) -> list[int]:
-        """One greedy answer, by the replica whose turn it is: to a repeated token, behind another one for each number."""
+        """One greedy answer, by the replica whose turn it is: to a token repeated behind another one."""
         sampling = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
         body = {"input_ids": [1604 + number] + [198] * 30, "sampling_params": sampling}
         ids: list[int] = self.servers[number % len(self.servers)].post("/generate", body)["output_ids"]
