@@ -36,7 +36,8 @@ from tide.target_files import eagle3_layers, target_contract
 from tide.trainer.bundle import write_bundle
 
 ADMIN, REPOSITORY = "two-replicas", "two-replicas-drafts"
-POLICY = CanaryPolicy(max_requests=24, min_requests=8, wait_s=120, poll_s=0.5, answer_s=60, lease_s=600)
+POLICY = CanaryPolicy(max_requests=24, min_requests=8, wait_s=400, poll_s=0.5, answer_s=120, lease_s=900)
+"""Ends by requests, within seconds on an idle machine; the times are for one that is not."""
 TOKENS = 20
 
 
