@@ -58,7 +58,7 @@ class CanaryWatch:
         since: float,
         still_ours: Callable[[], None],
     ) -> CanaryReport:
-        """See ``site.Watch``. A watch that cannot see says so in its reasons, and lets the candidate pass."""
+        """See ``site.Watch``. A watch that can see nothing says why, and lets the candidate pass at once."""
         facts, began = replica.facts(), self.clock()
         dark = () if self.spool.is_dir() else (f"the spool {self.spool} does not exist here: set TIDE_SPOOL",)
         with _captured_whole(replica, facts) as blind, SpoolView(self.spool, self.scratch, candidate, since) as view:
@@ -69,7 +69,12 @@ class CanaryWatch:
                 view.look()
                 compared = walks.compare(view)
                 report = canary.decide(compared, view.rates, self.policy, elapsed_s=self.clock() - began)
-                report = report or pulse.stopped()
+                if report is None and (dark or blind):
+                    report = CanaryReport(outcome="passed", reasons=("nothing could be watched",))
+                if report is None or report.good:
+                    stopped = pulse.stopped(now=report is not None)
+                    # Nothing passes while it is silent: it answers again, or has been silent for too long.
+                    report = stopped or (None if pulse.silent else report)
                 if report is not None:
                     return report.model_copy(update={"reasons": (*report.reasons, *dark, *blind, *walks.unread)})
                 self.wait(self.policy.poll_s)
@@ -136,10 +141,19 @@ class Pulse:
     _last: float | None = None
     _silent_since: float | None = None
 
-    def stopped(self) -> CanaryReport | None:
-        """Why the canary has failed; None while it generates, or has not been silent for long."""
+    @property
+    def silent(self) -> bool:
+        """True when it did not answer the last time."""
+        return self._silent_since is not None
+
+    def stopped(self, *, now: bool) -> CanaryReport | None:
+        """Why the canary has failed; None while it generates, or has not been silent for long.
+
+        Args:
+            now: ask, however long ago it answered.
+        """
         began = self.clock()
-        if self._last is not None and began - self._last < PULSE_S:
+        if not now and self._last is not None and began - self._last < PULSE_S:
             return None
         try:
             reason = self._wrong()
@@ -171,7 +185,7 @@ def _captured_whole(replica: Engine, facts: EngineFacts) -> Iterator[tuple[str, 
     try:
         replica.set_capture_rate(1.0)
     except EngineError as error:
-        yield (f"the watch saw little: the states of all requests could not be captured: {error}",)
+        yield (f"states cannot be captured: {error}",)
         return
     try:
         yield ()

@@ -44,6 +44,7 @@ def examine(config: Settings, store: Store, replicas: Sequence[Engine]) -> list[
     checks += _guard("guard", lambda: _guarded(store, config.drafts_repository))
     checks += _guard("keys", lambda: _keys(config))
     checks += _guard("serving.json", lambda: _serving(config, store))
+    checks += _guard("canary", lambda: _canary(config, store))
     for replica in replicas:
         name = f"replica {replica.name}"
         checks += _guard(name, lambda r=replica: _replica(store, config.drafts_repository, r))  # type: ignore[misc]
@@ -130,6 +131,10 @@ def _serving(config: Settings, store: Store) -> Iterator[Check]:
     read_attestation(store, repository, TrustedKeys.parse(config.public_keys))
     detail = f"generation {serving.generation}, draft {serving.stable.digest[:12]}"
     yield Check(name="serving.json", state="ok", detail=detail)
+
+
+def _canary(config: Settings, store: Store) -> Iterator[Check]:
+    serving = rollout.read_serving(store, config.drafts_repository)
     if serving.canary and serving.canary.lease_until < time.time():
         detail = (
             f"draft {serving.canary.draft[:12]} is on trial on {', '.join(serving.canary.replicas)}, its lease is over"

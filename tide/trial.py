@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tide import canary_lease, ledger
 from tide.attestation import Authority
@@ -29,7 +30,7 @@ from tide.serving_file import read_serving
 from tide.signing import TrustedKeys
 from tide.site import Site
 
-LEDGER = "canary"
+LEDGER: Final = "canary"
 """Kind of a refusal in the ledger."""
 
 

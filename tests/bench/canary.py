@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.bench import operate
+from tests.bench import operate_results
 from tests.bench.decisions import corpus
 from tests.bench.decisions.corpus import Scores
 from tide.canary import Compared, decide
@@ -159,7 +159,7 @@ def main() -> None:
     began = time.monotonic()
     figures = measure()
     figures["canary"]["seconds"] = round(time.monotonic() - began, 1)
-    operate.record(figures)
+    operate_results.merge(figures)
     print(json.dumps(figures, indent=1))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from infra import models, ports
 from infra.lakefs.server import LakefsServer
-from tests.bench import operate
+from tests.bench import operate_results
 from tests.support.two_replicas import Load, Rig, two_replicas
 from tide.store.lakefs import LakefsStore
 
@@ -35,7 +35,7 @@ def main() -> None:
         store = LakefsStore(lakefs.endpoint, keys.access_key, keys.secret_key)
         with two_replicas(Path(scratch), target, store) as rig:
             figures = measure(rig)
-    operate.record(figures)
+    operate_results.merge(figures)
     print(json.dumps(figures, indent=1))
 
 

@@ -241,4 +241,5 @@ def test_under_an_older_guard_a_promotion_says_how_to_renew_it(site: Site, monke
     with pytest.raises(HookRefused, match="`tide init` renews it"):
         judge_and_promote(site.store, site.repository, site, branch, A)
     repositories.mend_drafts(site.store, site.repository)
-    promote(site, A)
+    rollout.resume(site, AUTHORITY, branch)
+    assert read_serving(site.store, site.repository).generation == 1

@@ -36,7 +36,8 @@ from tide.target_files import eagle3_layers, target_contract
 from tide.trainer.bundle import write_bundle
 
 ADMIN, REPOSITORY = "two-replicas", "two-replicas-drafts"
-POLICY = CanaryPolicy(max_requests=24, min_requests=8, wait_s=120, poll_s=0.5, answer_s=60, lease_s=600)
+POLICY = CanaryPolicy(max_requests=24, min_requests=8, wait_s=400, poll_s=0.5, answer_s=120, lease_s=900)
+"""Ends by requests, within seconds on an idle machine; the times are for one that is not."""
 TOKENS = 20
 
 
@@ -80,7 +81,7 @@ class Rig:
         return resume(replace(self.site, **{"watch": self.watch, **changes}), AUTHORITY, branch)
 
     def ask(self, number: int) -> list[int]:
-        """One greedy answer, by the replica whose turn it is: to a repeated token, behind another one for each number."""
+        """One greedy answer, by the replica whose turn it is: to a token repeated behind another one."""
         sampling = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
         body = {"input_ids": [1604 + number] + [198] * 30, "sampling_params": sampling}
         ids: list[int] = self.servers[number % len(self.servers)].post("/generate", body)["output_ids"]

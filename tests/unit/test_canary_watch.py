@@ -206,9 +206,11 @@ def test_no_traffic_ends_with_the_time_and_says_so(rig: Rig) -> None:
     assert report.reasons[0].startswith("little traffic: 0 requests compared of 0 served")
 
 
-def test_a_host_without_the_spool_says_so(rig: Rig) -> None:
+def test_a_host_without_the_spool_says_so_and_waits_for_nothing(rig: Rig) -> None:
     rig.spool.rmdir()
-    assert any("set TIDE_SPOOL" in reason for reason in rig.watch(rig.good, rig.bad).reasons)
+    report = rig.watch(rig.good, rig.bad)
+    assert (report.outcome, report.reasons[0], rig.waits) == ("passed", "nothing could be watched", 0)
+    assert "set TIDE_SPOOL" in report.reasons[1]
 
 
 def test_everything_is_captured_meanwhile_and_as_before_afterwards(rig: Rig) -> None:
@@ -226,13 +228,13 @@ def test_the_rate_is_set_back_when_the_lease_is_lost_too(rig: Rig) -> None:
     assert rig.replica.capture_rates == [1.0, 0.25]
 
 
-def test_a_replica_that_captures_nothing_is_said_to_have_shown_little(rig: Rig) -> None:
+def test_a_replica_that_captures_nothing_is_not_waited_for_and_said_so(rig: Rig) -> None:
     class Blind(Replica):
         def set_capture_rate(self, rate: float) -> None:
             raise EngineError("r0: captures nothing")
 
     report = rig.watch(rig.good, rig.bad, replica=Blind("r0", draft=rig.good))
-    assert (report.outcome, "captures nothing" in report.reasons[-1]) == ("passed", True)
+    assert (report.outcome, "captures nothing" in report.reasons[-1], rig.waits) == ("passed", True, 0)
 
 
 # The replica's pulse
@@ -255,6 +257,27 @@ def test_a_canary_that_generates_nothing_for_as_long_as_policy_waits_has_failed(
     report = rig.watch(rig.good, rig.bad, replica=Stopping(rig, rig.good, 1e9))
     assert (report.outcome, rig.now) == ("failed", POLICY.answer_s)
     assert "has not generated for 5 s" in report.reasons[0]
+
+
+def test_nothing_passes_while_the_canary_is_silent(rig: Rig) -> None:
+    """The time of the watch is over before the patience with the replica is."""
+    short = POLICY.model_copy(update={"wait_s": 3, "answer_s": 5.0})
+    assert rig.watch(rig.good, rig.bad, short, Stopping(rig, rig.good, 1e9)).outcome == "failed"
+    rig.now = 0.0
+    assert rig.watch(rig.good, rig.bad, short, Stopping(rig, rig.good, 4.0)).outcome == "passed"
+    assert rig.now == 4.0
+
+
+def test_a_canary_that_stopped_since_its_last_answer_is_found_before_it_passes(rig: Rig) -> None:
+    rig.serve(rig.good, range(6))
+    replica = Replica("r0", draft=rig.good)
+
+    def stops() -> None:
+        rig.serve(rig.good, range(6, 12))
+        replica.healthy = False
+
+    rig.meanwhile = [stops]
+    assert rig.watch(rig.good, rig.good, replica=replica).outcome == "failed"
 
 
 def test_a_burst_of_long_prefills_is_no_failure(rig: Rig) -> None:

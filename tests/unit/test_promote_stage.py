@@ -13,6 +13,7 @@ from tests.support.signed import AUTHORITY, KEY, put_verdict, verdict_on
 from tests.unit.test_rollout import REPOSITORY, A, B, store_with
 from tests.unit.test_trial import GOOD, PATIENT, WORSE, Seen
 from tide import ledger, wiring
+from tide.config import Settings
 from tide.domain import CanaryRefusal, CanaryReport, Promotion
 from tide.rollout import Site
 
@@ -27,7 +28,7 @@ class Shown:
         site = Site(self.store, REPOSITORY, self.engines, folder, policy=PATIENT, watch=Seen(report))
         self.pages: list[str] = []
         self.warnings: list[str] = []
-        config = wiring.Settings(service="svc", _env_file=None)  # type: ignore[call-arg]
+        config = Settings(service="svc", _env_file=None)  # type: ignore[call-arg]
         for name, value in {
             "settings": config,
             "site": site,

@@ -65,9 +65,9 @@ def test_a_bad_draft_with_a_verdict_is_taken_back_within_a_few_dozen_requests(ri
 
 
 def test_a_canary_whose_scheduler_stops_is_out_and_the_incumbent_serves_everywhere(rig: Rig) -> None:
-    policy = POLICY.model_copy(update={"answer_s": 6.0, "wait_s": 60.0})
+    policy = POLICY.model_copy(update={"answer_s": 15.0, "wait_s": 120.0})
     scheduler, pairs = rig.scheduler(0), zip(rig.servers, rig.engines, strict=True)
-    impatient = [SglangEngine(s.url, name=e.name, admin_key=ADMIN, control_timeout_s=3) for s, e in pairs]
+    impatient = [SglangEngine(s.url, name=e.name, admin_key=ADMIN, control_timeout_s=6) for s, e in pairs]
 
     def stop_and_wait(seconds: float) -> None:
         scheduler.suspend()
