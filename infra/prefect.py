@@ -25,6 +25,8 @@ SERVER = "prefect"
 POOLS: dict[str, int | None] = {"cpu": None, "mi250": 1}
 """Work pools and how many runs each takes at once; one machine trains one draft at a time."""
 PREFECT_FILE = Path(__file__).resolve().parent.parent / "prefect.yaml"
+HEARTBEAT_S = BEAT_S
+"""Seconds between heartbeats of the flows that workers of ours start."""
 _DAY_S = 86400
 _BOUNDED = {
     # Heartbeats are of use for minutes; other events are the feed that people look at; the ledger keeps the decisions.
@@ -64,7 +66,7 @@ def environment(home: Path, port: int, base: Mapping[str, str]) -> dict[str, str
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(BEAT_S),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
         **_BOUNDED,
         "PREFECT_WORKER_QUERY_SECONDS": "1",
         "PREFECT_LOGGING_COLORS": "false",

@@ -23,8 +23,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from infra import prefect
+from infra.prefect_api import client
 from tests.bench.operate_results import merge
-from tests.support.operated import Pipeline, pipeline, wait_for
+from tests.support.operated import Pipeline, wait_for
+from tests.support.operating import pipeline
 from tide.recovery import BEAT_S
 
 WEEK_S = 7 * 86400
@@ -114,10 +117,14 @@ class Growth:
                     }
                     for moment in at
                 ]
-                self.pipe.call("POST", "events", events)
+                self._send(events)
             return HEARTBEATS
 
         return self.of(work)
+
+    def _send(self, events: list[dict[str, Any]]) -> None:
+        with client(prefect.api_url(self.pipe.port)) as server:
+            server.post("events", json=events).raise_for_status()
 
 
 def measure(home: Path, runs: int, trained: int) -> dict[str, Any]:
