@@ -109,8 +109,8 @@ def _stalled(adapt: str, reconcile: str) -> dict[str, Any]:
         "within": PERIODS * PERIOD_S,
     }
     why = (
-        f"No cycle has completed for {PERIODS} periods of {PERIOD_S} s. Reconcile looks for what may hold them up, such "
-        "as a leaked slot; add a notification of yours to this automation."
+        f"No cycle has completed for {PERIODS} periods of {PERIOD_S} s. Reconcile looks for what may hold them up, "
+        "such as a leaked slot; add a notification of yours to this automation."
     )
     return _automation("tide: no cycle has finished", why, "Proactive", trigger, _run(reconcile))
 

@@ -25,14 +25,17 @@ SERVER = "prefect"
 POOLS: dict[str, int | None] = {"cpu": None, "mi250": 1}
 """Work pools and how many runs each takes at once; one machine trains one draft at a time."""
 PREFECT_FILE = Path(__file__).resolve().parent.parent / "prefect.yaml"
+HEARTBEAT_S = BEAT_S
+"""Seconds between heartbeats of the flows that workers of ours start."""
 _DAY_S = 86400
 _BOUNDED = {
-    # Heartbeats are of use for minutes; other events are the feed that people look at; the ledger keeps the decisions.
-    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P7D",
+    # An event takes 8 KB with its indexes, and each task run makes three. Heartbeats are of use for minutes, the others
+    # are the feed that people look at; the ledger keeps the decisions.
+    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P3D",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": f'{{"prefect.flow-run.heartbeat": {_DAY_S}}}',
     # Off by default: without it runs, their logs and artifacts are kept for ever.
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
-    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * _DAY_S),
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(14 * _DAY_S),
 }
 """What keeps the server's database from growing for ever."""
 _PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
@@ -67,7 +70,7 @@ def environment(home: Path, port: int, base: Mapping[str, str]) -> dict[str, str
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(BEAT_S),
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
             **_BOUNDED,
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_LOGGING_COLORS": "false",

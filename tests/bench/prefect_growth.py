@@ -2,7 +2,8 @@
 
 Real runs of every deployment on a real server, and heartbeats at an accelerated rate; what SQLite has grown by, free
 pages left out, is divided by their number. A week has what prefect.yaml schedules, with ``--trained`` trainings, each
-an hour, and a heartbeat a minute of all that runs. Nothing is deleted within a week but heartbeats of more than a day.
+an hour, and a heartbeat a minute of all that runs. What the server deletes meanwhile (events after three days, runs
+after two weeks) is not taken off, but for heartbeats, which are kept a day.
 
     python -m tests.bench.prefect_growth [--runs 8] [--trained 28] [--out FILE]
 """
@@ -23,12 +24,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from infra import prefect
+from infra.prefect_api import client
 from tests.bench.operate_results import merge
-from tests.support.operated import Pipeline, pipeline, wait_for
+from tests.support.operated import Pipeline, wait_for
+from tests.support.operating import pipeline
 from tide.recovery import BEAT_S
 
 WEEK_S = 7 * 86400
-SCHEDULED = {"harvest": WEEK_S // 300, "adapt": WEEK_S // 900, "reconcile": WEEK_S // 300, "retain": 7}
+SCHEDULED = {"harvest": WEEK_S // 300, "adapt": WEEK_S // 900, "reconcile": WEEK_S // 900, "retain": 7}
 """Runs a week, as prefect.yaml schedules them."""
 TRAINING_S = 3600
 HEARTBEATS = 4000
@@ -114,10 +118,14 @@ class Growth:
                     }
                     for moment in at
                 ]
-                self.pipe.call("POST", "events", events)
+                self._send(events)
             return HEARTBEATS
 
         return self.of(work)
+
+    def _send(self, events: list[dict[str, Any]]) -> None:
+        with client(prefect.api_url(self.pipe.port)) as server:
+            server.post("events", json=events).raise_for_status()
 
 
 def measure(home: Path, runs: int, trained: int) -> dict[str, Any]:

@@ -8,23 +8,20 @@ result says so.
 
     python -m tests.drills.cycle [--kills 50] [--boundaries] [--seed 1] [--home DIR] [--out FILE]
 
-With ``--home`` a drill that was broken off goes on where it was. Exit code 1 when something was lost, doubled, leaked or
-half-made, or a cycle after a kill did not complete.
+With ``--home`` a drill that was broken off goes on where it was. Exit code 1 when something was lost, doubled, leaked
+or half-made, or a cycle after a kill did not complete.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,35 +29,13 @@ from typing import Any
 
 from tests.bench.operate_results import merge
 from tests.drills.cycle_books import Books
+from tests.drills.cycle_report import Kill, Round, report
 from tests.support.drilled_names import HOLD
-from tests.support.operated import BEAT_S, IMPATIENT, Pipeline, kill, pipeline, wait_for
+from tests.support.operated import BEAT_S, IMPATIENT, Pipeline, kill, wait_for
+from tests.support.operating import pipeline
 
 VICTIMS = ("flow", "worker", "trainer", "replica", "store", "server")
-STAND_INS = "engine (its draft in a file), trainer (a process group that trains nothing), evaluator; all else is real"
 RUN_S = 600.0
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One round's plan."""
-
-    number: int
-    victim: str
-    boundary: str | None
-    """``before NAME`` or ``after NAME``; None: a random moment."""
-
-
-@dataclass
-class Round:
-    """What came of it."""
-
-    number: int
-    victim: str
-    boundary: str | None
-    landed: bool
-    """False when there was nothing to kill any more."""
-    faults: dict[str, list[str]] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 @dataclass
@@ -209,35 +184,6 @@ def run(drill: Drill, args: argparse.Namespace, file: Path) -> list[Round]:
     return done
 
 
-def report(drill: Drill, done: list[Round], seed: int) -> dict[str, Any]:
-    """What is written down."""
-    faults = Counter[str]()
-    for made in done:
-        faults.update({kind: len(lines) for kind, lines in made.faults.items()})
-    found = drill.books.read_back()
-    landed = [made for made in done if made.landed]
-    return {
-        "kills": len(landed),
-        "half_promoted": faults["half_promoted"],
-        "lost_shards": len(found.lost),
-        "doubled_shards": len(found.doubled),
-        "double_trainings": len(drill.books.double_trainings()),
-        "leaked_slots": faults["leaked_slots"],
-        "incomplete": faults["incomplete"],
-        "left_behind": faults["left_behind"],
-        "victims": dict(sorted(Counter(made.victim for made in landed).items())),
-        "at_boundaries": sum(made.boundary is not None for made in landed),
-        "missed": len(done) - len(landed),
-        "shards": found.shards,
-        "trainings": len(drill.books.trained()),
-        "round_s": round(statistics.median(made.seconds for made in done), 1) if done else None,
-        "stand_ins": STAND_INS,
-        "seed": seed,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()},
-    }
-
-
 def main() -> None:
     """Run, read back, write, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -255,7 +201,7 @@ def main() -> None:
             drill = Drill(pipe, random.Random(args.seed + pipe.windows))
             drill.calm(3)
             done = run(drill, args, home / "rounds.jsonl")
-            result = report(drill, done, args.seed)
+            result = report(drill.books, done, args.seed)
     # A calm cycle less the two seconds that the stand-in trains.
     merge({"drill": result, "orchestration_s": round(statistics.median(drill.took) - 2.0, 1)}, args.out)
     print(json.dumps(result))

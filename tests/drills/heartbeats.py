@@ -26,7 +26,8 @@ from typing import Any
 
 from infra import automations, prefect
 from tests.bench.operate_results import merge
-from tests.support.operated import BEAT_S, Pipeline, pipeline, wait_for
+from tests.support.operated import BEAT_S, Pipeline, wait_for
+from tests.support.operating import pipeline
 
 BUSY = "while True: pass"
 

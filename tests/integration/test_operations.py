@@ -17,9 +17,11 @@ import httpx
 import pytest
 
 from infra import automations, prefect, schedules
-from tests.drills.cycle import Drill, Kill
+from tests.drills.cycle import Drill
 from tests.drills.cycle_books import DRAFTS, Books
-from tests.support.operated import BEAT_S, FINAL, IMPATIENT, Pipeline, kill, pipeline, wait_for
+from tests.drills.cycle_report import Kill
+from tests.support.operated import BEAT_S, FINAL, IMPATIENT, Pipeline, kill, wait_for
+from tests.support.operating import pipeline
 from tide import ledger, recovery
 from tide.cycles import KIND, Cycle
 from tide.recovery import ReconcileReport

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +50,25 @@ def test_the_workers_beat_as_often_as_the_automation_expects_and_reconcile_is_sl
     told = prefect.environment(prefect.PREFECT_FILE.parent, 4200, {})
     assert int(told["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) == BEAT_S >= 30
     assert Patience().silent_s > BEATS * BEAT_S
+
+
+def test_prefect_understands_what_bounds_its_database(tmp_path: Path) -> None:
+    """A setting that Prefect does not know is ignored without a word."""
+    read = """
+from prefect.settings import get_current_settings
+server = get_current_settings().server
+vacuum = server.services.db_vacuum
+print(server.events.retention_period.days, vacuum.retention_period.days, sorted(vacuum.enabled_vacuum_types))
+print({name: kept.days for name, kept in vacuum.event_retention_overrides.items()})
+print(server.concurrency.lease_storage.rpartition(".")[2])
+"""
+    told = prefect.environment(tmp_path, 4200, os.environ)
+    done = subprocess.run([sys.executable, "-c", read], env=told, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "3 14 ['events', 'flow_runs', 'orphans']",
+        "{'prefect.flow-run.heartbeat': 1}",
+        "filesystem",
+    ]
 
 
 def test_what_the_cycle_emits_itself_never_starts_a_cycle() -> None:

@@ -93,7 +93,7 @@ def test_what_a_killed_publication_had_staged_is_no_part_of_the_next(
 
 @pytest.fixture
 def wired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
-    store, config = MemoryStore(), Settings(service="svc", home=tmp_path, _env_file=None)  # type: ignore[call-arg]
+    store, config = MemoryStore(), Settings(service="svc", home=tmp_path, _env_file=None)
     repositories.ensure_drafts(store, DRAFTS)
     monkeypatch.setattr(wiring, "settings", lambda: config)
     monkeypatch.setattr(wiring, "store", lambda _: store)

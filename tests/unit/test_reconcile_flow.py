@@ -66,7 +66,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def server(tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Server:
-    found, config = Server(), Settings(service="svc", home=tmp_path, _env_file=None)  # type: ignore[call-arg]
+    found, config = Server(), Settings(service="svc", home=tmp_path, _env_file=None)
 
     @contextmanager
     def connected() -> Iterator[Server]:
