@@ -104,7 +104,8 @@ def test_a_secret_reaches_the_flow_by_its_block_and_shows_nowhere(server: Closed
     assert done.returncode == 0, done.stdout + done.stderr
     expected = hashlib.sha256(SECRET.encode()).hexdigest() + "of-the-deployment"
     assert (tmp_path / "out").read_text() == expected, "the deployment's own environment is kept beside the pool's"
-    assert "settings" in (logs := server.call("POST", "logs/filter", {"limit": 200}).text)
+    logs = server.call("POST", "logs/filter", {"limit": 200}).text
+    assert "settings" in logs
     shown = [pushed.stdout, done.stdout, done.stderr, logs, *everything(server)]
     assert not any(SECRET in text or PASSWORD.partition(":")[2] in text for text in shown)
 

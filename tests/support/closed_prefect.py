@@ -1,4 +1,4 @@
-"""A real Prefect server with a password, every deployment of prefect.yaml, and one worker that has no key of the store."""
+"""A real Prefect server with a password, every deployment of prefect.yaml, and a worker without a key of the store."""
 
 from __future__ import annotations
 
