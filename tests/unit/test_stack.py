@@ -88,7 +88,7 @@ def test_the_draft_that_was_promoted_last_serves_first(tmp_path: Path) -> None:
     digest = "a" * 64
     assert start.marked_draft(tmp_path) is None
     (tmp_path / "serving").write_text(f"{digest}\n")
-    with pytest.raises(ServiceError, match="names draft 'a{64}', which is not in"):
+    with pytest.raises(ServiceError, match=r"names draft 'a+', which is not in"):
         start.marked_draft(tmp_path)
     (tmp_path / digest).mkdir()
     (tmp_path / digest / "config.json").touch()
