@@ -29,7 +29,17 @@ def lines(status: Status) -> list[Line]:
     """The whole screen, top to bottom."""
     found = [*_head(status), *_replicas(status), *_acceptance(status), *_last(status), *_waiting(status)]
     found += [*_spool(status), *_parts(status.parts)]
-    return [Line(_clean(line.text), line.tone) for line in found]
+    return _once([Line(_clean(line.text), line.tone) for line in found])
+
+
+def _once(found: list[Line]) -> list[Line]:
+    """A reason that hides several parts is told in full where it comes first."""
+    told = set[str]()
+    for number, line in enumerate(found):
+        if line.tone == "bad" and line.text in told:
+            found[number] = Line("  cannot be read, as above", "bad")
+        told.add(line.text)
+    return found
 
 
 def plain(status: Status) -> str:

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-WAIT_MS = 30_000
+WAIT_MS = 90_000
 """On a busy machine a page takes its time."""
 
 
@@ -36,7 +36,7 @@ def open_page(executable: Path, folder: Path) -> Iterator[Page]:
     """
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"] if os.geteuid() == 0 else []
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=str(executable), args=arguments)
+        browser = driver.chromium.launch(executable_path=str(executable), args=arguments, timeout=WAIT_MS)
         try:
             page = browser.new_page(viewport={"width": 1400, "height": 1200})
             page.set_default_timeout(WAIT_MS)

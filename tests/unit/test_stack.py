@@ -85,13 +85,14 @@ def test_a_missing_draft_leaves_the_engine_alone(tmp_path: Path) -> None:
 
 
 def test_the_draft_that_was_promoted_last_serves_first(tmp_path: Path) -> None:
+    digest = "a" * 64
     assert start.marked_draft(tmp_path) is None
-    (tmp_path / "serving").write_text("abc\n")
-    with pytest.raises(ServiceError, match="names draft 'abc', which is not in"):
+    (tmp_path / "serving").write_text(f"{digest}\n")
+    with pytest.raises(ServiceError, match=r"names draft 'a+', which is not in"):
         start.marked_draft(tmp_path)
-    (tmp_path / "abc").mkdir()
-    (tmp_path / "abc" / "config.json").touch()
-    assert start.marked_draft(tmp_path) == tmp_path / "abc"
+    (tmp_path / digest).mkdir()
+    (tmp_path / digest / "config.json").touch()
+    assert start.marked_draft(tmp_path) == tmp_path / digest
 
 
 def test_a_home_keeps_the_name_of_its_service(tmp_path: Path) -> None:

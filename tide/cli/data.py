@@ -16,13 +16,13 @@ from tide import wiring
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.config import Settings
 from tide.domain import Value
-from tide.erasure_scan import Subjects
 from tide.errors import BadInputError, ConfigError
 from tide.sglang_plugin.admission import conversation_hash, request_hash, session_hash
 from tide.sglang_plugin.settings import HASH_KEY_FILE
 
 if TYPE_CHECKING:
     from tide.erasure import ErasureResult
+    from tide.erasure_scan import Subjects
 
 commands = typer.Typer()
 _HASH = re.compile(r"^[0-9a-f]{8,64}$")
@@ -95,6 +95,8 @@ def _read(file: Path) -> list[Named]:
 
 
 def _subjects(named: list[Named], config: Settings, *, hashed: bool) -> Subjects:
+    from tide.erasure_scan import Subjects  # pulls in pyarrow, which no other command waits for
+
     conversations = [n.conversation for n in named if n.conversation is not None]
     requests = [n.request for n in named if n.request is not None]
     if not conversations and not requests:
