@@ -44,23 +44,20 @@ def environment(home: Path, port: int, base: Mapping[str, str]) -> dict[str, str
     later run.
     """
     kept = {name: value for name, value in base.items() if not name.startswith("PREFECT_")}
-    return (
-        ports.without_proxy(kept)
-        | prefect_access.client_settings(base)
-        | {
-            # A work pool's `python` is then this one, whatever the shell that typed `tide up` had first.
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
-            "PREFECT_HOME": str(home.absolute() / "prefect"),
-            "PREFECT_API_URL": api_url(port),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-            "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
-            "PREFECT_LOGGING_COLORS": "false",
-            "DO_NOT_TRACK": "1",
-        }
-    )
+    return ports.without_proxy(kept) | {
+        # A work pool's `python` is then this one, whatever the shell that typed `tide up` had first.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
+        "PREFECT_HOME": str(home.absolute() / "prefect"),
+        "PREFECT_API_URL": api_url(port),
+        **prefect_access.client_settings(base),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PREFECT_LOGGING_COLORS": "false",
+        "DO_NOT_TRACK": "1",
+    }
 
 
 def launch_server(home: Path, port: int, *, host: str = ports.HOST, die_with_parent: bool = False) -> ManagedProcess:
