@@ -53,11 +53,12 @@ class ReplicaView(Value):
     live: LiveFigures | None = None
 
     def matches(self, serving: ServingView | None) -> bool | None:
-        """Whether it serves what ``serving.json`` says; None when either is not known."""
+        """Whether it serves what ``serving.json`` says, a canary's replica its draft; None when either is not known."""
         if serving is None or self.draft is None:
             return None
-        canary = (serving.canary or {}).get("draft")
-        return self.draft in (serving.draft, canary) if canary else self.draft == serving.draft
+        canary = serving.canary or {}
+        on_trial = self.name in canary.get("replicas", ()) and self.draft == canary.get("draft")
+        return on_trial or self.draft == serving.draft
 
 
 class Backlog(Value):

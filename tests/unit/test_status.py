@@ -105,9 +105,11 @@ def test_a_replica_that_serves_another_draft_is_marked_with_the_way_out(tmp_path
     assert [r.matches(found.serving) for r in found.replicas] == [True, False]
 
 
-def test_the_draft_of_a_canary_is_no_mismatch() -> None:
+def test_the_draft_of_a_canary_is_no_mismatch_on_its_own_replicas_alone() -> None:
     view = ServingView(generation=1, draft=A, canary={"draft": B, "replicas": ["r0"]})
     assert ReplicaView(name="r0", reachable=True, draft=B).matches(view)
+    assert ReplicaView(name="r1", reachable=True, draft=A).matches(view)
+    assert not ReplicaView(name="r1", reachable=True, draft=B).matches(view)
     assert not ReplicaView(name="r0", reachable=True, draft="c" * 64).matches(view)
 
 
