@@ -7,6 +7,7 @@ Knows nothing of what the job does. Standard library only: it runs on a login no
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from types import FrameType
 
 GRACE_S = 20.0
 """For the job to end by itself after a signal; Prefect's worker sends SIGKILL after 30 s, which nobody can pass on."""
+_PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # One process on one node, which starts its own ranks; when it fails the whole step ends.
 _FIXED = ("--nodes=1", "--ntasks=1", "--kill-on-bad-exit=1", "--export=ALL")
@@ -40,6 +42,10 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return [option for option in options if option and not option.endswith("=")], command
 
 
+def _end_with_us() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class Job:
     """One ``srun`` and the Slurm job behind it.
 
@@ -53,7 +59,12 @@ class Job:
         self.name = name
         self._stopped = 0
         self._deadline = 0.0
-        self._srun = subprocess.Popen(["srun", f"--job-name={name}", *_FIXED, *options, *command])
+        # A session of its own: a signal to our group reaches srun once, by us. A SIGKILL of ours reaches it as SIGTERM.
+        self._srun = subprocess.Popen(
+            ["srun", f"--job-name={name}", *_FIXED, *options, *command],
+            start_new_session=True,
+            preexec_fn=_end_with_us,  # noqa: PLW1509 - this process has one thread
+        )
 
     def stop(self, number: int, _frame: FrameType | None = None) -> None:
         """Pass a signal on: srun hands it to the job, or withdraws it from the queue."""

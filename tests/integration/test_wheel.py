@@ -50,6 +50,8 @@ def test_the_wheel_has_every_package_its_entry_points_and_its_data(wheel: Path) 
         "tasks/harvest.py",
         "flows/adapt.py",
         "infra/lakefs/go.mod",
+        "infra/pools/slurm.json",
+        "infra/pools/gpt-oss-120b/draft/config.json",
         "tide/guard.lua",
     ):
         assert needed in names

@@ -70,6 +70,23 @@ def test_a_signal_ends_the_job_and_cancels_it_by_name(
     assert (stand_ins / "scancel").read_text().split() == ["--quiet", "--name=tide-8d1f", "--me"]
 
 
+def test_a_job_ends_even_when_what_stays_with_it_is_killed(job: subprocess.Popen[str]) -> None:
+    (srun,) = (int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
+    assert os.getpgid(srun) != os.getpgid(job.pid), "a signal to our group must not reach it twice"
+    job.kill()
+    deadline = time.monotonic() + 20
+    while _lives(srun) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _lives(srun)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False
+
+
 def test_a_killed_srun_leaves_no_job_behind(job: subprocess.Popen[str], stand_ins: Path) -> None:
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)

@@ -177,6 +177,19 @@ def test_sigterm_cancels_a_run_and_ends_its_group(shell: Callable[[str], GroupPr
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_second_sigterm_does_not_interrupt_the_ending(
+    shell: Callable[[str], GroupProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "GRACE_S", 1.0)
+    process = shell("trap '' TERM; echo started; while :; do sleep 0.05; done")
+    assert next(line for line in process.lines() if line) == "started"
+    for delay in (0.2, 0.6):
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(TrainingCancelled), sigterm_cancels():
+        run_to_its_end(process)
+    assert members(process.pid) == []
+
+
 def test_silence_is_reported_as_time_passing(shell: Callable[[str], GroupProcess]) -> None:
     with shell("sleep 0.5; echo late") as process:
         lines = list(process.lines(0.1))

@@ -199,7 +199,9 @@ def sigterm_cancels() -> Iterator[None]:
         yield
         return
 
-    def cancel(_number: int, _frame: FrameType | None) -> None:
+    def cancel(number: int, _frame: FrameType | None) -> None:
+        # Once is enough: a second one must not interrupt the ending of the group.
+        signal.signal(number, signal.SIG_IGN)
         raise TrainingCancelled("training: cancelled by SIGTERM; its process group has ended")
 
     previous = signal.signal(signal.SIGTERM, cancel)
