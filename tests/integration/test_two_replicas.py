@@ -65,17 +65,17 @@ def test_a_bad_draft_with_a_verdict_is_taken_back_within_a_few_dozen_requests(ri
 
 
 def test_a_canary_whose_scheduler_stops_is_out_and_the_incumbent_serves_everywhere(rig: Rig) -> None:
-    policy = POLICY.model_copy(update={"answer_s": 15.0, "wait_s": 120.0})
+    soon = POLICY.model_copy(update={"answer_s": 20.0, "wait_s": 120.0})
     scheduler, pairs = rig.scheduler(0), zip(rig.servers, rig.engines, strict=True)
-    impatient = [SglangEngine(s.url, name=e.name, admin_key=ADMIN, control_timeout_s=6) for s, e in pairs]
+    impatient = [SglangEngine(s.url, name=e.name, admin_key=ADMIN, control_timeout_s=10) for s, e in pairs]
 
     def stop_and_wait(seconds: float) -> None:
         scheduler.suspend()
         time.sleep(seconds)
 
-    watch = replace(rig.watch, policy=policy, wait=stop_and_wait)
+    watch = replace(rig.watch, policy=soon, wait=stop_and_wait)
     try:
-        refusal = rig.promote("shuffled", replicas=impatient, policy=policy, watch=watch)
+        refusal = rig.promote("shuffled", replicas=impatient, watch=watch)
     finally:
         scheduler.resume()
     assert isinstance(refusal, CanaryRefusal)
