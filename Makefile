@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 BROWSER := test -n "$$CHROME" || command -v chromium chromium-browser google-chrome >/dev/null || \
 	{ test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 
-.PHONY: help setup lock test lint bench bench-decisions drill-store demo demo-fast clean
+.PHONY: help setup lock test lint bench bench-decisions drill drill-store demo demo-fast clean
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -69,6 +69,10 @@ bench-decisions: setup  ## measure the gates' error rates on per-request data of
 
 drill-store: setup  ## kill harvesters and the lakeFS server at random points: nothing lost, nothing doubled
 	@$(BIN)/python -m tests.drills.store
+
+drill: drill-store  ## and whatever a cycle consists of, at every step boundary and at random moments (2 to 4 hours)
+	@$(BIN)/python -m tests.drills.cycle --boundaries
+	@$(BIN)/python -m tests.drills.heartbeats
 
 clean:           ## remove everything made here except the virtual environment
 	rm -rf .tide build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

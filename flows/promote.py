@@ -1,24 +1,34 @@
-"""The promotion gate and the rollout: judge a candidate on held-out requests, and serve it only when it is better."""
+"""The promotion: a verdict that holds or a new one, the people that policy wants to hear, and the rollout."""
 
 from __future__ import annotations
 
 from prefect import flow
 
-from tasks.evaluate import decide_promotion, fetch_candidate, fetch_gate, fetch_incumbent, walk_draft
+from flows.judging import judge
+from tasks.approvals import await_approval, expire_approvals, find_proposal, void_approval
 from tasks.promote import roll_out
-from tasks.version import pin_snapshot
-from tide.domain import Promotion, Verdict
+from tide.domain import ApprovalSettlement, CanaryRefusal, Promotion, Record, Verdict
 from tide.errors import Conflict
 
 MAX_RACES = 3
 
 
-@flow(name="promote", log_prints=True)
-def promote(branch: str, states_ref: str = "main", dry_run: bool = False) -> tuple[Verdict, Promotion | None]:
-    """Judge the candidate on ``branch``; promote it when the verdict says so. Refusal is a normal result.
+class PromoteResult(Record):
+    """The verdict, what people said where they were asked, and the promotion, or why the canary refused it."""
 
-    A promotion that lost the race for serving.json has a stale verdict: the candidate is judged again, against the
-    draft that was faster.
+    verdict: Verdict
+    approval: ApprovalSettlement | None = None
+    refusal: CanaryRefusal | None = None
+    promotion: Promotion | None = None
+
+
+@flow(name="promote", log_prints=True)
+def promote(branch: str, states_ref: str = "main", dry_run: bool = False) -> PromoteResult:
+    """Promote the candidate on ``branch`` when its verdict, and who must approve, say so. Refusal is a normal result.
+
+    While people are asked the run is suspended; resumed, it starts here again and goes on with the verdict it asked
+    about. A promotion that finds another draft in serving than its verdict was made against has a stale verdict, and a
+    stale approval: the candidate is judged again, and approved anew.
 
     Args:
         branch: branch of the drafts repository that holds the candidate.
@@ -28,16 +38,20 @@ def promote(branch: str, states_ref: str = "main", dry_run: bool = False) -> tup
     Raises:
         Conflict: the race was lost again and again.
     """
-    snapshot = pin_snapshot(states_ref)
-    candidate, serving = fetch_candidate(branch), fetch_incumbent()
-    generation, gate = fetch_gate(snapshot, candidate.digest, serving)
-    ours = walk_draft(candidate.digest, gate, snapshot)
+    expire_approvals()
     for _ in range(MAX_RACES):
-        theirs = walk_draft(serving.stable.digest, gate, snapshot) if serving.stable else None
-        verdict = decide_promotion(branch, ours, theirs, snapshot, generation)
+        proposal = find_proposal(branch) or judge(branch, states_ref)
+        verdict = proposal.verdict
         if verdict.outcome != "promote" or dry_run:
-            return verdict, None
-        if promotion := roll_out(branch, candidate.digest, serving.generation):
-            return verdict, promotion
-        serving = fetch_incumbent()
+            return PromoteResult(verdict=verdict)
+        approval = await_approval(proposal)
+        if approval is not None and approval.outcome == "refused":
+            return PromoteResult(verdict=verdict, approval=approval)
+        outcome = roll_out(branch, verdict.candidate, proposal.generation)
+        if isinstance(outcome, CanaryRefusal):
+            return PromoteResult(verdict=verdict, approval=approval, refusal=outcome)
+        if outcome is not None:
+            return PromoteResult(verdict=verdict, approval=approval, promotion=outcome)
+        if approval is not None:
+            void_approval(approval)
     raise Conflict(f"{branch}: another promotion was faster {MAX_RACES} times; run the flow again when they are done")

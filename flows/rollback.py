@@ -9,10 +9,11 @@ from tide.domain import Promotion
 
 
 @flow(name="rollback", log_prints=True)
-def rollback(expected_generation: int | None = None) -> Promotion:
-    """Put the previous draft back into serving on every replica.
+def rollback(expected_generation: int | None = None, to: str | None = None) -> Promotion:
+    """Put the previous draft, or another that was promoted before, back into serving on every replica.
 
     Args:
         expected_generation: the one to leave; with it, running this twice goes back once.
+        to: ``gen-N``, or a promoted draft's digest or its beginning; the previous draft when None.
     """
-    return roll_back(expected_generation)
+    return roll_back(expected_generation, to)

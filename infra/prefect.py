@@ -15,15 +15,29 @@ from pathlib import Path
 
 import httpx
 
-from infra import ports, prefect_access, processes
+from infra import automations, ports, prefect_access, processes, schedules
 from infra.files import tail
 from infra.processes import ManagedProcess, Report
 from tide.errors import ServiceError
+from tide.recovery import BEAT_S
 
 SERVER = "prefect"
 POOLS: dict[str, int | None] = {"cpu": None, "mi250": 1}
 """Work pools and how many runs each takes at once; one machine trains one draft at a time."""
 PREFECT_FILE = Path(__file__).resolve().parent.parent / "prefect.yaml"
+HEARTBEAT_S = BEAT_S
+"""Seconds between heartbeats of the flows that workers of ours start."""
+_DAY_S = 86400
+_BOUNDED = {
+    # An event takes 8 KB with its indexes, and each task run makes three. Heartbeats are of use for minutes, the others
+    # are the feed that people look at; the ledger keeps the decisions.
+    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P3D",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": f'{{"prefect.flow-run.heartbeat": {_DAY_S}}}',
+    # Off by default: without it runs, their logs and artifacts are kept for ever.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(14 * _DAY_S),
+}
+"""What keeps the server's database from growing for ever."""
 _PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
 
 
@@ -44,20 +58,25 @@ def environment(home: Path, port: int, base: Mapping[str, str]) -> dict[str, str
     later run.
     """
     kept = {name: value for name, value in base.items() if not name.startswith("PREFECT_")}
-    return ports.without_proxy(kept) | {
-        # A work pool's `python` is then this one, whatever the shell that typed `tide up` had first.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
-        "PREFECT_HOME": str(home.absolute() / "prefect"),
-        "PREFECT_API_URL": api_url(port),
-        **prefect_access.client_settings(base),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
-        "PREFECT_LOGGING_COLORS": "false",
-        "DO_NOT_TRACK": "1",
-    }
+    return (
+        ports.without_proxy(kept)
+        | prefect_access.client_settings(base)
+        | {
+            # A work pool's `python` is then this one, whatever the shell that typed `tide up` had first.
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
+            "PREFECT_HOME": str(home.absolute() / "prefect"),
+            "PREFECT_API_URL": api_url(port),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
+            **_BOUNDED,
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_LOGGING_COLORS": "false",
+            "DO_NOT_TRACK": "1",
+        }
+    )
 
 
 def launch_server(home: Path, port: int, *, host: str = ports.HOST, die_with_parent: bool = False) -> ManagedProcess:
@@ -98,7 +117,7 @@ def create_pools(port: int, pools: Mapping[str, int | None] = POOLS) -> None:
 
 
 def deploy(home: Path, port: int, env: Mapping[str, str], prefect_file: Path = PREFECT_FILE) -> None:
-    """Apply all deployments of ``prefect.yaml``. Takes seconds: it imports every flow.
+    """Apply all deployments of ``prefect.yaml``. Takes seconds: it imports every flow. Schedules that are on stay on.
 
     Raises:
         ServiceError: the file is missing, a flow cannot be imported, or the server refused; has the end of the log.
@@ -106,6 +125,7 @@ def deploy(home: Path, port: int, env: Mapping[str, str], prefect_file: Path = P
     if not prefect_file.is_file():
         raise ServiceError(f"deployments file {prefect_file} does not exist; run from a checkout of the repository")
     argv = [*_PREFECT, "deploy", "--all", "--prefect-file", str(prefect_file)]
+    turned_on = schedules.active(api_url(port))
     log = home / "logs" / "deploy.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -114,6 +134,16 @@ def deploy(home: Path, port: int, env: Mapping[str, str], prefect_file: Path = P
         )
     if done.returncode:
         raise ServiceError(f"deployments of {prefect_file} were not applied; the end of {log}:\n{tail(log, 20)}")
+    schedules.turn_on(api_url(port), turned_on)
+
+
+def automate(port: int) -> list[str]:
+    """Apply TIDE's automations; returns the names of those that were not there as they are now.
+
+    Raises:
+        ServiceError: deployments are missing, or the server refused.
+    """
+    return automations.apply(api_url(port))
 
 
 def launch_worker(

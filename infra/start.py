@@ -186,6 +186,7 @@ class Start:
             for pool in prefect.POOLS
         }
         prefect.deploy(self.home, port, env, self.wanted.prefect_file)
+        prefect.automate(port)
         for pool, worker in workers.items():
             prefect.wait_worker(worker, port, pool, self.report)
         self.report(f"work pools: {', '.join(workers)}")

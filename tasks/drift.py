@@ -8,8 +8,9 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
+from tasks.events import announce
 from tasks.stage import cache_folder, stage
-from tide import capture_rate, drift, drift_report, ledger, requests, rollout, snapshots, wiring
+from tide import capture_rate, drift, drift_report, events, ledger, requests, rollout, snapshots, wiring
 from tide.baseline import Baseline
 from tide.domain import DraftModel, DriftReport, Snapshot
 from tide.request_stats import RequestStats
@@ -38,6 +39,9 @@ def detect_drift(snapshot: Snapshot) -> DriftReport:
     rate = capture_rate.after(report, stats, policy, incumbent, available, snapshot.target)
     report = report.model_copy(update={"figures": {**report.figures, "capture_rate": rate}})
     record(report, _evidently(stats, baseline, snapshot.commit) if baseline else {})
+    if report.decision == "retrain":
+        why = "; ".join(report.reasons)
+        announce(events.DRIFT_DETECTED, events.of_service(config.service), cause=report.cause or "", reasons=why)
     return report
 
 

@@ -30,6 +30,7 @@ def drafting() -> Drafting:
 
 @stage("reconcile replicas")
 def reconcile_replicas() -> list[ReplicaSwap]:
-    """Swap every replica whose active draft is not the stable one; returns what was changed."""
+    """Swap every replica whose draft is not the stable one; returns what was changed, and who is out of service."""
     config = wiring.settings()
-    return rollout.reconcile(wiring.site(config), wiring.trusted(config))
+    signer = wiring.authority(config) if config.signing_key_file else wiring.trusted(config)
+    return rollout.reconcile(wiring.site(config), signer)

@@ -6,6 +6,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Sequence
+from logging import INFO, WARNING
 from pathlib import Path
 
 from prefect import get_run_logger
@@ -13,22 +14,26 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 
+from tasks.events import announce
+from tasks.runs import attempt_key
 from tasks.serve import drafting
 from tasks.stage import cache_folder, stage
 from tasks.version import fetch_held_out_shards, pin_snapshot
-from tide import candidates, checkpoints, ledger, rollout, wiring
+from tide import candidates, checkpoints, events, ledger, rollout, wiring
 from tide.comparable import check_reproduced
 from tide.domain import CheckpointChoice, DraftModel, DriftReport, EvalReport, Snapshot, Split, TrainingProgress
 from tide.draft_files import load_draft
 from tide.errors import Gone, NotFound, TrainingError
 from tide.files import whole_folder
-from tide.repositories import CANDIDATE
-from tide.trainer.base import Checkpoint, ProgressCallback, TrainingData, TrainingResult
+from tide.trainer.base import Checkpoint, Preflight, ProgressCallback, TrainingData, TrainingResult
 
 
 @stage("request training")
 def request_training(snapshot: Snapshot, drift: DriftReport) -> str:
-    """Run the ``train`` deployment on its own work pool and wait for it.
+    """Run the ``train`` deployment on its own work pool and wait for it, unless its candidate is there already.
+
+    A cycle that was killed here finds, when it runs again, the candidate or the run that is on its way to it: the
+    branch is named by what is trained from, and the run by the branch and the attempt.
 
     Returns:
         The branch of the drafts repository that holds the candidate.
@@ -36,13 +41,39 @@ def request_training(snapshot: Snapshot, drift: DriftReport) -> str:
     Raises:
         TrainingError: the run did not complete; names the run and its state.
     """
-    branch = f"{CANDIDATE}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{snapshot.commit[:8]}"
+    branch = training_branch(snapshot)
+    if trained_before(branch):
+        return branch
     parameters = {"branch": branch, "states_ref": snapshot.commit, "drift": drift.model_dump(mode="json")}
-    run = run_deployment("train/train", parameters=parameters, idempotency_key=branch)
+    run = run_deployment("train/train", parameters=parameters, idempotency_key=attempt_key(branch))
     assert isinstance(run, FlowRun)  # Prefect types the call for async callers as well
     if run.state is None or not run.state.is_completed():
         raise TrainingError(f"flow run {run.name} ({run.id}) ended {run.state}: see its log in the Prefect UI")
     return branch
+
+
+def training_branch(snapshot: Snapshot) -> str:
+    """Branch of the candidate that is trained from what serves now on a snapshot."""
+    config = wiring.settings()
+    stable = rollout.read_serving(wiring.store(config), config.drafts_repository).stable
+    return candidates.branch_of(snapshot.commit, stable.digest if stable else None, config.policy())
+
+
+def trained_before(branch: str) -> DraftModel | None:
+    """The candidate that a branch holds already; it is not trained again."""
+    config = wiring.settings()
+    store, drafts = wiring.store(config), config.drafts_repository
+    digest = candidates.published(store, drafts, branch)
+    if digest is None:
+        return None
+    get_run_logger().info("%s holds candidate %s already: not trained again", branch, digest[:12])
+    return rollout.read_draft(store, drafts, branch, digest)
+
+
+@stage("look for a candidate")
+def find_candidate(branch: str) -> DraftModel | None:
+    """What a training run of before has published on its branch; None when there is something to train."""
+    return trained_before(branch)
 
 
 @stage("fetch parent draft")
@@ -75,11 +106,39 @@ def verify_parent(parent: Path | None) -> None:
         get_run_logger().info("parent reproduces its acceptance length %.3f", report.acceptance_length)
 
 
+@stage("preflight")
+def preflight(snapshot: Snapshot, parent: Path | None) -> Preflight:
+    """Look at this worker before any states are loaded.
+
+    Raises:
+        TrainingError: it cannot do the run; names what is wrong, and how to mend it.
+    """
+    config, logger = wiring.settings(), get_run_logger()
+    policy = config.policy()
+    found = wiring.trainer().preflight(
+        policy.train,
+        target=snapshot.target,
+        tokens=min(snapshot.rows, policy.train_tokens),
+        parent=parent,
+        bundle=config.bundle,
+        workdir=runs_folder(),
+    )
+    for finding in found.findings:
+        logger.log(INFO if finding.state == "ok" else WARNING, "%s: %s. %s", finding.name, finding.detail, finding.fix)
+    found.check()
+    return found
+
+
+def runs_folder() -> Path:
+    """Where each training run has a folder of its own."""
+    return wiring.settings().home / "train"
+
+
 @stage("train draft")
 def train_draft(snapshot: Snapshot, shards: Sequence[Path], parent: Path | None) -> TrainingResult:
     """Train with SpecForge; progress goes to the log and to a progress artifact. The folder is this run's own."""
     config = wiring.settings()
-    workdir = config.home / "train" / uuid.uuid4().hex[:12]
+    workdir = runs_folder() / uuid.uuid4().hex[:12]
     workdir.mkdir(parents=True)
     return wiring.trainer().train(
         TrainingData(shards=tuple(shards), target=snapshot.target),
@@ -162,6 +221,7 @@ def publish_candidate(
     )
     candidates.publish(store, config.drafts_repository, branch, checkpoint.draft, draft, drift, policy)
     _tidy(checkpoint, draft.digest)
+    announce(events.DRAFT_TRAINED, events.of_draft(draft.digest), branch=branch, states_commit=snapshot.commit)
     return draft
 
 
@@ -171,7 +231,7 @@ def _tidy(checkpoint: Checkpoint, digest: str) -> None:
     if not kept.exists():  # else an equal candidate has put it there, perhaps at this moment
         with whole_folder(kept, replace=False) as folder:
             shutil.copytree(checkpoint.draft, folder, dirs_exist_ok=True)
-    runs = (wiring.settings().home / "train").absolute()
+    runs = runs_folder().absolute()
     for folder in checkpoint.draft.absolute().parents:
         if folder.parent == runs:
             shutil.rmtree(folder, ignore_errors=True)

@@ -16,12 +16,31 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from tide.domain import TrainingConfig
 from tide.errors import ConfigError
 from tide.names import is_plain
-from tide.policies import CapturePolicy, CostPolicy, DriftPolicy, FiniteRecord, PromotionPolicy, RetentionPolicy
+from tide.policies import (
+    ApprovalPolicy,
+    CanaryPolicy,
+    CapturePolicy,
+    CostPolicy,
+    DriftPolicy,
+    FiniteRecord,
+    PromotionPolicy,
+    RetentionPolicy,
+)
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["CapturePolicy", "CostPolicy", "DriftPolicy", "Policy", "PromotionPolicy", "RetentionPolicy", "Settings"]
+__all__ = [
+    "ApprovalPolicy",
+    "CanaryPolicy",
+    "CapturePolicy",
+    "CostPolicy",
+    "DriftPolicy",
+    "Policy",
+    "PromotionPolicy",
+    "RetentionPolicy",
+    "Settings",
+]
 
 _SHOWN = 80
 """Characters of a wrong value that an error shows."""
@@ -36,6 +55,8 @@ class Policy(FiniteRecord):
     cost: CostPolicy = CostPolicy()
     train: TrainingConfig = TrainingConfig()
     promotion: PromotionPolicy = PromotionPolicy()
+    approval: ApprovalPolicy = ApprovalPolicy()
+    canary: CanaryPolicy = CanaryPolicy()
     train_tokens: int = Field(default=2_000_000, ge=1)
     """Newest training rows taken for a run."""
     replay_fraction: float = Field(default=0.1, ge=0, lt=1)

@@ -5,6 +5,7 @@ Reads only. Each check stands alone: one that cannot be made says so and the oth
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -43,6 +44,7 @@ def examine(config: Settings, store: Store, replicas: Sequence[Engine]) -> list[
     checks += _guard("guard", lambda: _guarded(store, config.drafts_repository))
     checks += _guard("keys", lambda: _keys(config))
     checks += _guard("serving.json", lambda: _serving(config, store))
+    checks += _guard("canary", lambda: _canary(config, store))
     for replica in replicas:
         name = f"replica {replica.name}"
         checks += _guard(name, lambda r=replica: _replica(store, config.drafts_repository, r))  # type: ignore[misc]
@@ -131,11 +133,22 @@ def _serving(config: Settings, store: Store) -> Iterator[Check]:
     yield Check(name="serving.json", state="ok", detail=detail)
 
 
+def _canary(config: Settings, store: Store) -> Iterator[Check]:
+    serving = rollout.read_serving(store, config.drafts_repository)
+    if serving.canary and serving.canary.lease_until < time.time():
+        detail = (
+            f"draft {serving.canary.draft[:12]} is on trial on {', '.join(serving.canary.replicas)}, its lease is over"
+        )
+        yield Check(name="canary", state="wrong", detail=detail, fix="`tide reconcile` ends it with the incumbent")
+
+
 def _replica(store: Store, repository: str, replica: Engine) -> Iterator[Check]:
     name, active = f"replica {replica.name}", replica.active_draft()
-    stable = rollout.read_serving(store, repository).stable
-    wanted = stable.digest if stable else rollout.NO_DRAFT
-    if active == wanted:
+    serving = rollout.read_serving(store, repository)
+    wanted = serving.stable.digest if serving.stable else rollout.NO_DRAFT
+    if serving.canary and replica.name in serving.canary.replicas and active == serving.canary.draft:
+        yield Check(name=name, state="ok", detail=f"serves {active[:12]} on trial, for {serving.canary.run}")
+    elif active == wanted:
         yield Check(name=name, state="ok", detail=f"serves {active[:12]}")
     else:
         detail = f"serves {active[:12]}, serving.json says {wanted[:12]}"

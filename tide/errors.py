@@ -7,6 +7,7 @@ TideError                     .transient says whether a retry may help; only suc
 │   ├── DraftError            a draft's files or weights are refused
 │   └── TrafficError          a file of prompts
 ├── ContractMismatch          two things that must share an identity do not; names the part
+├── ApprovalRefused           an approval could not be given, or does not count; says why
 ├── SignatureRefused          a record that must be signed by a trusted key is not, or does not allow what is asked
 ├── StoreError                names repository, ref and path
 │   ├── StoreUnavailable      (transient) no answer, throttled, branch locked
@@ -94,6 +95,10 @@ class ContractMismatch(TideError):
 
 class SignatureRefused(TideError):
     """A record that must be signed by a trusted key is not, or it does not allow what is asked."""
+
+
+class ApprovalRefused(TideError):
+    """An approval could not be given, or does not count; nothing changed."""
 
 
 class StoreError(TideError):

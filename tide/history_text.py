@@ -48,7 +48,8 @@ def why(change: Served) -> str:
     if not facts:
         return "by hand" if change.verdict is None else f"verdict {change.verdict[:12]}"
     gain = f"{facts['difference']} (at least {facts['difference_low']})"
-    return f"{facts['outcome']}: {gain} on {facts['requests']} requests"
+    approved = f", approved by {facts['approved_by'].replace(',', ', ')}" if facts.get("approved_by") else ""
+    return f"{facts['outcome']}: {gain} on {facts['requests']} requests{approved}"
 
 
 def tree(origin: Origin) -> str:

@@ -6,6 +6,7 @@ Owns the file of a private key. What is signed with it, and whose signatures cou
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -17,12 +18,24 @@ FOLDER = "keys"
 SIGNING = "signing.pem"
 
 
-def ensure(home: Path) -> tuple[Path, SigningKey]:
-    """The signing key under a home; made when there is none. Raises ConfigError when the one there is not usable."""
-    path = home.absolute() / FOLDER / SIGNING
-    if not path.exists():
-        _make(path)
-    return path, read(path)
+def ensure(home: Path, name: str = SIGNING) -> tuple[Path, SigningKey]:
+    """A key under a home; made when there is none. Raises ConfigError when the one there is not usable."""
+    file = locate(home, name)
+    if not file.exists():
+        _make(file)
+    return file, read(file)
+
+
+def locate(home: Path, name: str = SIGNING) -> Path:
+    """Where a key of a home lies."""
+    return home.absolute() / FOLDER / name
+
+
+def reviewer(name: str) -> str:
+    """File of a reviewer's own key. Raises ConfigError for a name that is no plain one."""
+    if not re.fullmatch(r"[\w][\w .@+-]{0,63}", name):
+        raise ConfigError(f"reviewer {name[:80]!r}: 1 to 64 letters, digits, spaces and . @ + - _ are taken")
+    return f"reviewer-{name}.pem"
 
 
 def read(path: Path) -> SigningKey:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tide import repositories
 from tide.domain import Record, Signed
-from tide.errors import NotFound
+from tide.errors import NotFound, NothingToCommit
 from tide.store.base import Store
 
 BRANCH = "ledger"
@@ -32,6 +32,7 @@ def append(
     signed: Signed | None = None,
     attachments: Mapping[str, bytes] | None = None,
     at: float | None = None,
+    once: str | None = None,
 ) -> str:
     """Write one record, with files that belong to it, in one commit.
 
@@ -40,22 +41,35 @@ def append(
         signed: the record in its signed envelope, kept beside it.
         attachments: content by file suffix, for example ``{".html": ...}``.
         at: seconds since the epoch; now when None.
+        once: 8 hexadecimal digits in place of random ones; with ``at`` given, there is one such record for ever.
 
     Returns:
         Path of the record on the ledger branch.
+
+    Raises:
+        AlreadyExists: there is such a record of ``once``; nothing was written.
     """
     repositories.ensure_drafts(store, repository)
     store.create_branch(repository, BRANCH, "main")
     moment = time.time() if at is None else at
     # Microseconds: two records of one millisecond would sort by chance, and the newest of a kind decides.
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment)) + f"{int(moment * 1e6) % 1_000_000:06d}Z"
-    name = f"{ROOT}{stamp}-{kind}-{uuid.uuid4().hex[:8]}"
+    name = f"{ROOT}{stamp}-{kind}-{once or uuid.uuid4().hex[:8]}"
     signature = {".sig": signed.to_json().encode()} if signed else {}
     for suffix, content in {**(attachments or {}), **signature}.items():
         store.put(repository, BRANCH, name + suffix, content, if_absent=True)
     store.put(repository, BRANCH, f"{name}.json", record.to_json().encode(), if_absent=True)
-    store.commit(repository, BRANCH, f"{kind} {record.digest()[:12]}", {"tide.ledger": kind})
+    _commit(store, repository, f"{name}.json", f"{kind} {record.digest()[:12]}", kind)
     return f"{name}.json"
+
+
+def _commit(store: Store, repository: str, path: str, message: str, kind: str) -> None:
+    """Commit what was staged; another writer's commit may have taken it along, for the branch is everybody's."""
+    try:
+        store.commit(repository, BRANCH, message, {"tide.ledger": kind})
+    except NothingToCommit:
+        if any(change.path == path for change in store.uncommitted(repository, BRANCH)):
+            raise
 
 
 def newest(store: Store, repository: str, kind: str, model: type[R]) -> R | None:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tide.domain import DraftModel, DriftReport, LineageRecord, PoolChoice, Promotion, Verdict, WindowManifest
+from tide.domain import (
+    ApprovalSettlement,
+    CanaryLease,
+    CanaryReport,
+    DraftModel,
+    DriftReport,
+    LineageRecord,
+    PoolChoice,
+    Promotion,
+    Verdict,
+    WindowManifest,
+)
 
 
 def states_record(manifest: WindowManifest) -> LineageRecord:
@@ -83,6 +94,13 @@ def verdict_record(verdict: Verdict) -> LineageRecord:
     )
 
 
+def approved_record(verdict: Verdict, approval: ApprovalSettlement) -> LineageRecord:
+    """The verdict's record again, with who approved it: the newest record of a verdict is the one that counts."""
+    record = verdict_record(verdict)
+    facts = {"approval": approval.digest(), "approved_by": ",".join(approval.approved_by)}
+    return record.model_copy(update={"facts": {**record.facts, **facts}})
+
+
 def promotion_record(promotion: Promotion) -> LineageRecord:
     """A change of what serves: which draft replaced which, on whose verdict, on which replicas."""
     parents = {"draft": promotion.draft}
@@ -90,9 +108,21 @@ def promotion_record(promotion: Promotion) -> LineageRecord:
         parents["previous"] = promotion.previous
     if promotion.verdict:
         parents["verdict"] = promotion.verdict
-    replicas = ",".join(r.replica for r in promotion.replicas)
+    replicas = ",".join(r.replica for r in promotion.replicas if not r.out_of_service)
     facts = {"generation": str(promotion.generation), "replicas": replicas}
     return LineageRecord(kind=promotion.kind, subject=promotion.draft, parents=parents, facts=facts)
+
+
+def canary_record(lease: CanaryLease, generation: int) -> LineageRecord:
+    """A candidate tried on some replicas, for the generation that would follow; what serves is unchanged."""
+    facts = {"generation": str(generation), "replicas": ",".join(lease.replicas), "run": lease.run}
+    return LineageRecord(kind="canary", subject=lease.draft, parents={"verdict": lease.verdict}, facts=facts)
+
+
+def release_record(lease: CanaryLease, generation: int, report: CanaryReport) -> LineageRecord:
+    """A canary that ended with the incumbent. The record with its figures is in the ledger."""
+    facts = {"generation": str(generation), "outcome": report.outcome, "reason": "; ".join(report.reasons)[:500]}
+    return LineageRecord(kind="release", subject=lease.draft, parents={"verdict": lease.verdict}, facts=facts)
 
 
 def guard_record(action: str) -> LineageRecord:

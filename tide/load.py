@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tide.domain import PROBE_SLICE
 from tide.errors import EvaluationError
 
-PROFILE_SLICE = "tide-profile"
-"""Slice of the requests that `tide profile` sends: no traffic of the service's users."""
 TICK_S = 1e-3
 """An answer that took no time by its clock took this long."""
 
@@ -101,7 +100,7 @@ def _own(table: Any) -> tuple[dict[str, Floats], int]:
     """Columns of the requests of the service's users, as arrays, and how many were left out for their times."""
     names = ("started_at", "finished_at", "response_tokens", "prompt_tokens", "cached_tokens")
     columns = {name: np.array(table[name].to_numpy(), dtype=np.float64) for name in names}
-    users = np.array([name != PROFILE_SLICE for name in table["slice"].to_pylist()], dtype=np.bool_)
+    users = np.array([name != PROBE_SLICE for name in table["slice"].to_pylist()], dtype=np.bool_)
     kept = users & (columns["finished_at"] >= columns["started_at"])
     return {name: column[kept] for name, column in columns.items()}, int(users.sum() - kept.sum())
 

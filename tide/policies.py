@@ -1,15 +1,15 @@
-"""The groups of the policy: by what captures, drift, cost, promotions and retention are decided.
+"""The groups of the policy: by what captures, drift, cost, promotions, approvals, canaries and retention are decided.
 
 Owns defaults and their bounds. Knows nothing of files or environments; ``config`` reads them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from tide.domain import Record
+from tide.domain import Digest, Record
 
 
 class FiniteRecord(Record):
@@ -119,6 +119,70 @@ class PromotionPolicy(FiniteRecord):
         if list(bounds) != sorted(set(bounds)):
             raise ValueError("bounds must rise")
         return bounds
+
+
+class ApprovalPolicy(FiniteRecord):
+    """When a person must agree to a promotion, who may, and how long it waits for them."""
+
+    mode: Literal["auto", "manual", "conditions"] = "auto"
+    """``auto``: the verdict is enough. ``manual``: always ask. ``conditions``: ask when one of those below holds."""
+    first_draft: bool = True
+    """A condition: no draft that was trained here serves yet."""
+    gain_above: float | None = None
+    """A condition: the estimated gain in acceptance length is above this, more than is plausible. None: not asked."""
+    gain_below: float | None = None
+    """A condition: the estimated gain is below this, hardly worth the change. None: not asked."""
+    approvers: int = Field(default=1, ge=1, le=20)
+    """Different people who must agree; one who refuses is enough to refuse."""
+    reviewers: dict[Annotated[str, Field(pattern=r"^[\w][\w .@+-]{0,63}$")], Digest] = Field(default_factory=dict)
+    """Public Ed25519 key of each reviewer by name, 64 hexadecimal digits; `tide reviewer-key` makes a pair."""
+    unverified: Literal["loopback", "never", "always"] = "loopback"
+    """Whether a form without a signature counts, as the web page sends it: only where Prefect's API is on loopback."""
+    timeout_s: float = Field(default=259200.0, gt=0)
+    """Seconds after which a promotion that still waits is refused."""
+
+    @model_validator(mode="after")
+    def _somebody_can_approve(self) -> Self:
+        if len(set(self.reviewers.values())) < len(self.reviewers):
+            raise ValueError("two reviewers have one key: a key stands for one person")
+        if self.mode != "auto" and self.unverified == "never" and len(self.reviewers) < self.approvers:
+            raise ValueError(f"{len(self.reviewers)} reviewers have a key, {self.approvers} must sign: nobody could")
+        return self
+
+
+class CanaryPolicy(FiniteRecord):
+    """How a candidate is tried on one replica before the others follow, and when it is taken back."""
+
+    max_requests: int = Field(default=100, ge=0)
+    """Requests compared without a regression that end the watch; 0: nothing is watched, the swap is verified all the
+    same."""
+    min_requests: int = Field(default=30, ge=1)
+    """Fewer compared when the time is over are called too little traffic in the record; the promotion goes on."""
+    wait_s: float = Field(default=90.0, ge=0)
+    """Seconds the watch takes at most; more than the replicas' TIDE_SHARD_AGE_S, or it sees nothing of a quiet one."""
+    poll_s: float = Field(default=2.0, gt=0)
+    """Seconds between two looks at the spool and the replica."""
+    margin: float = Field(default=0.03, gt=0, lt=1)
+    """Acceptance rate (accepted over proposed) that the candidate may be below the incumbent, and live below walk."""
+    alpha: float = Field(default=0.04, gt=0, lt=0.5)
+    """Chance at most that a candidate within ``margin`` of the incumbent is taken back, however often it is looked."""
+    engine_alpha: float = Field(default=0.01, gt=0, lt=0.5)
+    """The same for a healthy engine that is called faulty."""
+    dead_requests: int = Field(default=50, ge=1)
+    """Requests without a single accepted token that end a canary: a draft that does nothing, not noise."""
+    answer_s: float = Field(default=120.0, gt=0)
+    """Seconds in which a replica must generate a token: wide enough for a burst of long prefills before it."""
+    lease_s: float = Field(default=900.0, gt=0)
+    """Seconds for which `reconcile` leaves a canary alone: the watch, a restart and what takes its time."""
+    unreachable: Literal["skip", "stop"] = "skip"
+    """A replica that does not answer is named, and left out until it starts again or is reconciled; or it ends the
+    promotion."""
+
+    @model_validator(mode="after")
+    def _lease_covers_the_watch(self) -> Self:
+        if self.lease_s <= self.wait_s + self.answer_s:
+            raise ValueError(f"lease_s must exceed wait_s + answer_s ({self.wait_s + self.answer_s:g})")
+        return self
 
 
 class RetentionPolicy(FiniteRecord):

@@ -5,14 +5,14 @@ sent. Works over the engine port; knows nothing of stores, or of what a profile 
 
 What an engine notices: answers of a fixed length to prompts that begin with a number of their own, so that nothing is
 found in the prefix cache, which is not flushed; states are not logged; the requests stand in the request table under
-the slice ``tide-profile``. Other traffic makes steps look slower than they are: measure an engine that has none.
+the slice ``tide-probe``. Other traffic makes steps look slower than they are: measure an engine that has none.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -30,6 +30,7 @@ def measure(
     machine: str = "",
     report: Report = lambda _: None,
     ask: Ask = at_once,
+    between: Callable[[], object] = lambda: None,
 ) -> EngineProfile:
     """The profile of a target's engine.
 
@@ -40,6 +41,8 @@ def measure(
         machine: what the engines run on, for the record.
         report: takes one line of progress at a time.
         ask: another way of asking, for tests.
+        between: called after each repeat, the engines idle: what the profile is to be compared with is measured there,
+            since the speed of a shared machine drifts.
 
     Raises:
         EvaluationError: the engines are not what they should be, or an answer told nothing.
@@ -49,7 +52,7 @@ def measure(
     settings = [engine.speculation() for engine in speculative]
     _check(plain.speculation(), settings)
     target = _target(speculative)
-    base, *ours = take_times([plain, *speculative], plan, report, ask)
+    base, *ours = take_times([plain, *speculative], plan, report, ask, between)
     first, bound = settings[0], len(settings) == 1
     return EngineProfile(
         target=target,

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tide.domain import PROBE_SLICE
+
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.str_]
@@ -99,9 +101,12 @@ class RequestStats:
 def stats_from_table(table: Any) -> RequestStats:
     """Arrays from a ``pyarrow.Table`` with the columns of ``requests.REQUEST_SCHEMA``; an empty table is fine.
 
+    Requests that TIDE itself sent are left out: they are no traffic.
+
     Raises:
         KeyError: a column is missing.
     """
+    table = table.filter(np.array([name != PROBE_SLICE for name in table["slice"].to_pylist()], dtype=np.bool_))
     table = table.sort_by([("finished_at", "ascending"), ("request", "ascending")])
     slices, sampling, requests = _words(table["slice"]), _words(table["sampling"]), _words(table["request"])
     conversations = _words(table["conversation"])

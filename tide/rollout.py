@@ -1,87 +1,86 @@
-"""Changing what serves, as steps over ports: install the draft, swap each replica, change ``serving.json``, or restore.
+"""Changing what serves, as steps over ports: try on one replica, change ``serving.json``, then the others; or restore.
 
-Owns the order of a promotion and what happens when a step fails or the process dies: run again with the same generation
-it goes on where it was. Prefect is not needed, so that a rollback works with it down. Knows nothing of why a draft is
-better.
+Owns the order of a promotion, and that one which died at any point is finished by the next run. Prefect is not needed,
+so that all of it works with Prefect down. Knows nothing of why a draft is better. How it is tried, and what a trial's
+end leaves, is in ``trial``; what is seen meanwhile in ``canary_watch``; the way back in ``rollback``; what makes
+replicas match in ``reconcile``.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
-
+from tide import trial, trial_leftovers
 from tide.attestation import Authority, check_verdict
-from tide.domain import Attestation, Promotion, ReplicaSwap, Serving, ServingDraft, Signed, Verdict
-from tide.engine.base import Engine
-from tide.errors import Conflict, NotFound, StoreError, TideError
-from tide.replicas import DRAFT_FILES, NO_DRAFT, Restart, install_draft, mark_serving, restore, swap_all, swap_one
-from tide.repositories import MAIN
+from tide.domain import CanaryRefusal, Promotion, Serving, ServingDraft, Verdict
+from tide.errors import Conflict, StoreError, TideError
+from tide.reconcile import finish, reconcile
+from tide.replicas import DRAFT_FILES, NO_DRAFT, Restart, install_draft, mark_serving
+from tide.rollback import go_back, rollback
 from tide.serving_file import (
     candidate_on,
     change_serving,
     draft_prefix,
-    read_attestation,
     read_draft,
-    read_promotion,
     read_serving,
     read_signed_verdict,
-    tidy_up,
 )
-from tide.signing import TrustedKeys
-from tide.store.base import Store
+from tide.site import Site
+from tide.trial import Trial
 
-__all__ = ["DRAFT_FILES", "NO_DRAFT", "Restart", "draft_prefix", "install_draft", "read_draft", "read_serving"]
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where a rollout happens."""
-
-    store: Store
-    repository: str
-    """The drafts repository."""
-    replicas: Sequence[Engine]
-    draft_dir: Path
-    """DRAFT_DIR of the replicas on this host."""
-    restart: Restart | None = None
+__all__ = [
+    "DRAFT_FILES",
+    "NO_DRAFT",
+    "Restart",
+    "Site",
+    "draft_prefix",
+    "install_draft",
+    "promote",
+    "read_draft",
+    "read_serving",
+    "reconcile",
+    "resume",
+    "rollback",
+]
 
 
 def promote(
     site: Site, authority: Authority, *, candidate_ref: str, digest: str, expected_generation: int
-) -> Promotion:
+) -> Promotion | CanaryRefusal:
     """Make a candidate with a signed verdict the draft in serving, everywhere or nowhere.
 
     Args:
         candidate_ref: branch or tag that holds ``drafts/<digest>/`` and its signed verdict.
         expected_generation: generation the verdict was made against; another one means that it is stale.
 
+    Returns:
+        What was promoted; or why the canary refused it, the incumbent serving again. The same verdict is refused again
+        by the same record.
+
     Raises:
         SignatureRefused: the verdict is missing, forged, about another draft, or no ``promote``.
-        Conflict: the incumbent changed meanwhile; evaluate again.
-        EngineError: a replica failed; the incumbent was restored on all that had changed.
+        Conflict: the incumbent changed meanwhile: evaluate again; or another canary is under way: wait for its end.
+        EngineUnavailable: no replica answers, or one does not and policy says ``stop``; nothing was changed.
     """
     signed = read_signed_verdict(site.store, site.repository, candidate_ref, digest)
     verdict = check_verdict(signed, digest, authority.trusted)
     before = read_serving(site.store, site.repository)
     if _done_before(before, digest, verdict, expected_generation):
-        return _finish(site, authority, before)
+        return finish(site, authority, before)
     _require_current(site.repository, before, verdict, expected_generation)
+    if refusal := trial_leftovers.refused_before(site, before, verdict.digest()):
+        return refusal
+    before = trial_leftovers.take_over(site, authority, before, digest, verdict.digest())
     install_draft(site.store, site.repository, candidate_ref, digest, site.draft_dir)
-    return _roll_out(
-        site, authority, before, candidate_ref, ServingDraft(digest=digest, verdict=verdict.digest()), signed
-    )
+    on_trial = trial.begin(site, authority, before, ServingDraft(digest=digest, verdict=verdict.digest()), signed)
+    return _carry_out(site, authority, on_trial, candidate_ref)
 
 
-def resume(site: Site, authority: Authority, candidate_ref: str) -> Promotion:
+def resume(site: Site, authority: Authority, candidate_ref: str) -> Promotion | CanaryRefusal:
     """Carry out the promotion of a candidate that has its verdict, or what a killed run left of it.
 
     The verdict names the incumbent, so that the generation need not be known.
 
     Raises:
-        SignatureRefused, Conflict, EngineError: as `promote`.
+        SignatureRefused, Conflict, EngineUnavailable: as `promote`.
         NotFound: the branch holds no candidate.
     """
     digest = candidate_on(site.store, site.repository, candidate_ref)
@@ -94,57 +93,52 @@ def resume(site: Site, authority: Authority, candidate_ref: str) -> Promotion:
     return promote(site, authority, candidate_ref=candidate_ref, digest=digest, expected_generation=expected)
 
 
-def rollback(site: Site, authority: Authority, *, expected_generation: int | None = None) -> Promotion:
-    """Put the previous draft back into serving, as a new generation, by a signed record of its own.
-
-    Args:
-        expected_generation: the one to leave. With it, a second call, or one after a crash, does not go back again.
-
-    Raises:
-        NotFound: nothing was in serving before.
-        Conflict: another generation than the expected one serves.
-    """
-    before = read_serving(site.store, site.repository)
-    if expected_generation is not None and before.generation != expected_generation:
-        if before.generation == expected_generation + 1:
-            last = read_promotion(site.store, site.repository, before.generation)
-            if last.kind == "rollback":
-                return _finish(site, authority, before)
-        raise Conflict(
-            f"{site.repository}: generation {before.generation} serves, not {expected_generation}; see `tide history`"
-        )
-    if before.previous is None:
-        raise NotFound(f"{site.repository}: generation {before.generation} has no previous draft to go back to")
-    install_draft(site.store, site.repository, MAIN, before.previous.digest, site.draft_dir)
-    return _roll_out(site, authority, before, MAIN, before.previous, None)
+def _carry_out(site: Site, authority: Authority, on_trial: Trial, candidate_ref: str) -> Promotion | CanaryRefusal:
+    """From the lease to the last replica."""
+    try:
+        seen = on_trial.run()
+        if isinstance(seen, CanaryRefusal):
+            return seen
+        promotion, signed = on_trial.promotion(*seen)
+        after = Serving(generation=promotion.generation, stable=on_trial.draft, previous=on_trial.held.stable)
+        change_serving(site.store, site.repository, candidate_ref, on_trial.held, after, promotion, signed)
+    except StoreError:
+        _step_back(site, authority, on_trial)
+        raise
+    mark_serving(site.draft_dir, promotion.draft, signed)
+    if on_trial.incumbent is None:
+        return promotion
+    try:
+        others = on_trial.bring_others()
+    except TideError as error:
+        return _undo(site, authority, on_trial, after, error)
+    return promotion.model_copy(update={"replicas": promotion.replicas + tuple(others)})
 
 
-def reconcile(site: Site, trusted: TrustedKeys) -> list[ReplicaSwap]:
-    """Make every replica match ``serving.json``; returns the swaps that were needed.
+def _undo(site: Site, authority: Authority, on_trial: Trial, after: Serving, error: TideError) -> CanaryRefusal:
+    """A replica failed after the canary: the incumbent comes back, as a generation of its own."""
+    assert after.previous is not None
+    back = go_back(site, authority, after, after.previous, tolerant=True)
+    reason = f"{error}; generation {back.generation} is the incumbent again"
+    return trial.refuse(site, authority, on_trial.held, trial.failed(reason), back.replicas)
 
-    Raises:
-        SignatureRefused: what ``serving.json`` says is not attested: no replica was touched.
-    """
-    serving = read_serving(site.store, site.repository)
-    if serving.stable is None:
-        return []
-    signed, _ = read_attestation(site.store, site.repository, trusted)
-    digest = serving.stable.digest
-    install_draft(site.store, site.repository, MAIN, digest, site.draft_dir)
-    mark_serving(site.draft_dir, digest, signed)
-    return [swap_one(r, digest, None) for r in site.replicas if r.active_draft() != digest]
+
+def _step_back(site: Site, authority: Authority, on_trial: Trial) -> None:
+    """The record could not be merged: serve what ``serving.json`` says, which may be a faster promotion's draft."""
+    try:
+        now = read_serving(site.store, site.repository)
+        if now != on_trial.held and now.stable is not None:
+            reconcile(site, authority)
+            return
+    except TideError:
+        pass  # the store is what failed, most likely: go back to what served before
+    on_trial.restore()
 
 
 def _done_before(serving: Serving, digest: str, verdict: Verdict, expected_generation: int) -> bool:
     """True when an earlier, killed run of the same promotion got as far as its merge."""
     wanted = ServingDraft(digest=digest, verdict=verdict.digest())
     return serving.generation == expected_generation + 1 and serving.stable == wanted
-
-
-def _finish(site: Site, authority: Authority, serving: Serving) -> Promotion:
-    tidy_up(site.store, site.repository, serving)
-    reconcile(site, authority.trusted)
-    return read_promotion(site.store, site.repository, serving.generation)
 
 
 def _require_current(repository: str, serving: Serving, verdict: Verdict, expected_generation: int) -> None:
@@ -159,42 +153,3 @@ def _require_current(repository: str, serving: Serving, verdict: Verdict, expect
             f"{repository}: {incumbent[:12]} serves, the verdict was made against {verdict.incumbent[:12]}: "
             "evaluate the candidate again"
         )
-
-
-def _roll_out(
-    site: Site, authority: Authority, before: Serving, source: str, draft: ServingDraft, verdict: Signed | None
-) -> Promotion:
-    """Swap every replica, then merge the new ``serving.json``; restore on failure."""
-    kind: Literal["promotion", "rollback"] = "promotion" if verdict else "rollback"
-    after = Serving(generation=before.generation + 1, stable=draft, previous=before.stable)
-    previous = before.stable.digest if before.stable else None
-    statement = Attestation(
-        kind=kind, generation=after.generation, draft=draft.digest, previous=previous, verdict=verdict, at=time.time()
-    )
-    signed = authority.attest(statement)
-    swaps = swap_all(site.replicas, site.draft_dir, site.restart, draft.digest, previous, signed)
-    promotion = Promotion(
-        kind=kind,
-        generation=after.generation,
-        draft=draft.digest,
-        previous=previous,
-        verdict=draft.verdict,
-        replicas=tuple(swaps),
-        at=time.time(),
-    )
-    try:
-        change_serving(site.store, site.repository, source, after, promotion, signed)
-    except StoreError:
-        _step_back(site, authority, {swap.replica: swap.before for swap in swaps}, previous)
-        raise
-    return promotion
-
-
-def _step_back(site: Site, authority: Authority, before: Mapping[str, str], incumbent: str | None) -> None:
-    """The record could not be merged: serve what ``serving.json`` says, which may be a faster promotion's draft."""
-    try:
-        if reconcile(site, authority.trusted) or read_serving(site.store, site.repository).stable:
-            return
-    except TideError:
-        pass  # the store is what failed, most likely: go back to what served before
-    restore(site.replicas, site.draft_dir, before, incumbent)

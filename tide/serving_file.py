@@ -7,6 +7,7 @@ after a crash at any point. Works over the Store port. Knows nothing of replicas
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from tide import lineage
 from tide.attestation import check_attestation
 from tide.domain import Attestation, DraftModel, LineageRecord, Promotion, Serving, Signed, Value
-from tide.errors import BadInputError, Conflict, NotFound, NothingToCommit, SignatureRefused
+from tide.errors import BadInputError, Conflict, NotFound, NothingToCommit, SignatureRefused, StoreError
 from tide.names import require_digest
 from tide.repositories import MAIN
 from tide.signing import TrustedKeys
@@ -45,14 +46,14 @@ def promotion_path(generation: int) -> str:
 def read_serving(store: Store, repository: str, ref: str = MAIN) -> Serving:
     """The one truth; generation 0 when nothing was promoted yet. Raises BadInputError when it cannot be read."""
     try:
-        return _read(store, repository, ref, SERVING, Serving)
+        return read_record(store, repository, ref, SERVING, Serving)
     except NotFound:
         return Serving()
 
 
 def read_draft(store: Store, repository: str, ref: str, digest: str) -> DraftModel:
     """Record of a draft at a ref. Raises BadInputError when it cannot be read."""
-    return _read(store, repository, ref, f"{draft_prefix(digest)}draft.json", DraftModel)
+    return read_record(store, repository, ref, f"{draft_prefix(digest)}draft.json", DraftModel)
 
 
 def candidate_on(store: Store, repository: str, ref: str) -> str:
@@ -71,13 +72,13 @@ def candidate_on(store: Store, repository: str, ref: str) -> str:
 
 def read_promotion(store: Store, repository: str, generation: int) -> Promotion:
     """Record of a generation's rollout. Raises NotFound, BadInputError."""
-    return _read(store, repository, MAIN, promotion_path(generation), Promotion)
+    return read_record(store, repository, MAIN, promotion_path(generation), Promotion)
 
 
 def read_promotions(store: Store, repository: str) -> list[Promotion]:
     """Every change of what serves, oldest first. Raises BadInputError when one cannot be read."""
     paths = sorted(item.path for item in store.list(repository, MAIN, PROMOTIONS))
-    return [_read(store, repository, MAIN, path, Promotion) for path in paths]
+    return [read_record(store, repository, MAIN, path, Promotion) for path in paths]
 
 
 def read_signed_verdict(store: Store, repository: str, ref: str, digest: str) -> Signed:
@@ -87,7 +88,7 @@ def read_signed_verdict(store: Store, repository: str, ref: str, digest: str) ->
         SignatureRefused: there is none: nobody with the key has judged it.
     """
     try:
-        return _read(store, repository, ref, draft_prefix(digest) + SIGNED_VERDICT, Signed)
+        return read_record(store, repository, ref, draft_prefix(digest) + SIGNED_VERDICT, Signed)
     except NotFound as error:
         raise SignatureRefused(
             f"draft {digest[:12]} on {repository}@{ref} has no signed verdict: run the promote flow on it"
@@ -105,13 +106,15 @@ def read_attestation(store: Store, repository: str, trusted: TrustedKeys) -> tup
         raise NotFound(f"{repository}: nothing was promoted yet")
     path = attestation_path(serving.generation)
     try:
-        signed = _read(store, repository, MAIN, path, Signed)
+        signed = read_record(store, repository, MAIN, path, Signed)
     except NotFound as error:
         raise SignatureRefused(
             f"{repository}@{MAIN}: generation {serving.generation} has no {path}: somebody changed {SERVING} around "
             "the promoter; look at main's log with `tide doctor`"
         ) from error
     found = check_attestation(signed, serving.stable.digest, trusted)
+    if found.kind == "canary":
+        raise SignatureRefused(f"{repository}@{MAIN}:{path} lets draft {found.draft[:12]} be tried, not serve")
     if found.generation != serving.generation:
         raise SignatureRefused(
             f"{repository}@{MAIN}:{path} attests generation {found.generation}, {SERVING} is at {serving.generation}"
@@ -120,36 +123,99 @@ def read_attestation(store: Store, repository: str, trusted: TrustedKeys) -> tup
 
 
 def change_serving(
-    store: Store, repository: str, source: str, serving: Serving, promotion: Promotion, attestation: Signed
+    store: Store,
+    repository: str,
+    source: str,
+    before: Serving,
+    serving: Serving,
+    promotion: Promotion,
+    attestation: Signed,
 ) -> None:
     """Merge a new ``serving.json``: one branch from main that rewrites it, so that who merges second gets a Conflict.
 
-    Run again after a crash with the same generation and draft it goes on where it was.
-
     Args:
         source: ref that holds the draft's folder.
+        before: what it must say until then, the lease of its own canary included.
 
     Raises:
-        Conflict: another promotion was faster.
+        Conflict: another promotion was faster, or the canary was ended.
     """
-    branch = f"serving-{serving.generation}-{promotion.draft[:12]}"
-    record = lineage.promotion_record(promotion).to_metadata()
-    store.create_branch(repository, branch, MAIN)
-    if not _written(store, repository, branch, serving):
-        store.reset(repository, branch)
-        if source != MAIN:
-            with contextlib.suppress(NothingToCommit):
-                store.merge(repository, source, branch, f"candidate {promotion.draft[:12]}", record)
-        for path, content in (
-            (SERVING, serving),
-            (promotion_path(serving.generation), promotion),
-            (attestation_path(serving.generation), attestation),
-        ):
-            store.put(repository, branch, path, content.to_json().encode())
-        store.commit(repository, branch, f"serve {promotion.draft[:12]} as generation {serving.generation}", record)
-    with contextlib.suppress(NothingToCommit):
-        store.merge(repository, branch, MAIN, f"{promotion.kind} to {promotion.draft[:12]}", record)
+    files = {
+        SERVING: serving,
+        promotion_path(serving.generation): promotion,
+        attestation_path(serving.generation): attestation,
+    }
+    merge_change(
+        store,
+        repository,
+        _branch_of(serving),
+        before,
+        files,
+        lineage.promotion_record(promotion),
+        f"{promotion.kind} to {promotion.draft[:12]} as generation {serving.generation}",
+        source=source,
+    )
     tidy_up(store, repository, serving)
+
+
+def merge_change(
+    store: Store,
+    repository: str,
+    branch: str,
+    before: Serving,
+    files: Mapping[str, Value],
+    record: LineageRecord,
+    message: str,
+    *,
+    source: str = MAIN,
+) -> None:
+    """One change of ``serving.json``: a branch from main with these files, merged, and gone again.
+
+    What a killed run left under the branch's name is dropped first, since it may build on what main no longer says.
+
+    Raises:
+        Conflict: ``serving.json`` is not as it was ``before``, or another change was merged first.
+    """
+    drop_branch(store, repository, branch)
+    store.create_branch(repository, branch, MAIN)
+    require_unchanged(store, repository, before)
+    if source != MAIN:
+        with contextlib.suppress(NothingToCommit):
+            store.merge(repository, source, branch, f"files for: {message}", record.to_metadata())
+    for path, content in files.items():
+        store.put(repository, branch, path, content.to_json().encode())
+    store.commit(repository, branch, message, record.to_metadata())
+    try:
+        store.merge(repository, branch, MAIN, message, record.to_metadata())
+    except StoreError:
+        with contextlib.suppress(StoreError):
+            drop_branch(store, repository, branch)
+        raise
+    drop_branch(store, repository, branch)
+
+
+def drop_branch(store: Store, repository: str, branch: str) -> None:
+    """Delete a branch of a change with whatever a killed run left on it; a missing one is fine."""
+    if branch in store.branches(repository):
+        store.reset(repository, branch)
+        store.delete_branch(repository, branch)
+
+
+def _branch_of(serving: Serving) -> str:
+    assert serving.stable is not None
+    return f"serving-{serving.generation}-{serving.stable.digest[:12]}"
+
+
+def require_unchanged(store: Store, repository: str, before: Serving) -> None:
+    """Raises Conflict when ``serving.json`` says something else by now: who goes on would overwrite it."""
+    found = read_serving(store, repository)
+    if found.generation != before.generation:
+        raise Conflict(
+            f"{repository}: serving went to generation {found.generation} meanwhile: evaluate the candidate again"
+        )
+    if found != before:
+        trial = f"{found.canary.draft[:12]} by {found.canary.run}" if found.canary else "none"
+        raise Conflict(f"{repository}: the canary changed meanwhile (now {trial}): wait for its end, and try again")
 
 
 def tidy_up(store: Store, repository: str, serving: Serving) -> None:
@@ -159,22 +225,11 @@ def tidy_up(store: Store, repository: str, serving: Serving) -> None:
     tag = f"gen-{serving.generation:06d}-{digest}"
     if tag not in dict(store.tags(repository)):
         store.tag(repository, tag, MAIN)
-    branch = f"serving-{serving.generation}-{digest}"
-    if branch in store.branches(repository):
-        store.delete_branch(repository, branch)
+    drop_branch(store, repository, _branch_of(serving))
 
 
-def _written(store: Store, repository: str, branch: str, serving: Serving) -> bool:
-    """True when an earlier, killed run committed this change on its branch already."""
-    if read_serving(store, repository, branch) == serving and not any(store.uncommitted(repository, branch)):
-        return True
-    found = read_serving(store, repository).generation
-    if found != serving.generation - 1:
-        raise Conflict(f"{repository}: serving went to generation {found} meanwhile: evaluate the candidate again")
-    return False
-
-
-def _read(store: Store, repository: str, ref: str, path: str, kind: type[V]) -> V:
+def read_record(store: Store, repository: str, ref: str, path: str, kind: type[V]) -> V:
+    """A record that stands at a ref. Raises NotFound; BadInputError when it cannot be read."""
     try:
         return kind.model_validate_json(store.read(repository, ref, path))
     except ValidationError as error:

@@ -155,9 +155,12 @@ def _waiting(status: Status) -> Iterator[Line]:
     elif not status.waiting:
         yield Line("  nothing", "dim")
     for found in status.waiting or ():
-        since = f"since {moment(found.since)} ({age(status.at - found.since)})"
-        run = f"run {found.run}: " if found.run else ""
-        yield Line(f"  {run}promotion of draft {found.candidate[:12]} on verdict {found.verdict[:12]}, {since}", "warn")
+        since = f"since {moment(found.since)} ({age(status.at - found.since)}), until {moment(found.expires_at)}"
+        agreed = f"{len(found.approved_by)} of {found.approvers} approvals"
+        yield Line(
+            f"  promotion of draft {found.candidate[:12]} on verdict {found.verdict[:12]}: {agreed}, {since}", "warn"
+        )
+        yield Line(f"    tide approve {found.run} --by NAME --why TEXT, or tide refuse", "dim")
 
 
 def _spool(status: Status) -> Iterator[Line]:

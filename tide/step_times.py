@@ -21,10 +21,9 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from tide.domain import Value
+from tide.domain import PROBE_SLICE, Value
 from tide.engine.base import Engine, Generation
 from tide.errors import EvaluationError
-from tide.load import PROFILE_SLICE
 
 Ask = Callable[[Engine, Sequence[str], int], list[Generation]]
 """Sends all prompts at once for answers of so many tokens each."""
@@ -72,8 +71,13 @@ class EngineTimes:
     prefill_token_s: float
 
 
-def take_times(engines: Sequence[Engine], plan: Plan, report: Report, ask: Ask) -> list[EngineTimes]:
+def take_times(
+    engines: Sequence[Engine], plan: Plan, report: Report, ask: Ask, between: Callable[[], object] = lambda: None
+) -> list[EngineTimes]:
     """Times of every engine, in the order of the engines.
+
+    Args:
+        between: called after each repeat, the engines idle.
 
     Raises:
         EvaluationError: an answer told nothing; names the engine.
@@ -93,6 +97,7 @@ def take_times(engines: Sequence[Engine], plan: Plan, report: Report, ask: Ask) 
                 steps[i][b].append(probes[i].step(b))
         for i in order:
             prefills[i].append(probes[i].prefill())
+        between()
     found = [_medians(*taken) for taken in zip(steps, prefills, strict=True)]
     for engine, times in zip(engines, found, strict=True):
         said = ", ".join(f"{b}: {1e3 * s:.1f} ms ±{times.spread[b]:.0%}" for b, s in times.step_s.items())
@@ -108,7 +113,7 @@ def at_once(engine: Engine, prompts: Sequence[str], tokens: int) -> list[Generat
         return engine.generate(
             [{"role": "user", "content": prompt}],
             max_new_tokens=tokens,
-            slice=PROFILE_SLICE,
+            slice=PROBE_SLICE,
             no_logs=True,
             ignore_eos=True,
         )

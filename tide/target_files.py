@@ -170,6 +170,22 @@ def load_tensor(model_dir: Path, key: str) -> torch.Tensor:
         raise BadInputError(f"{path}: unreadable: {error}") from error
 
 
+def tensor_shape(model_dir: Path, key: str) -> tuple[int, ...]:
+    """Shape of one tensor; only the header of its file is read.
+
+    Raises:
+        BadInputError: no such tensor, or its file is unreadable.
+    """
+    path = tensor_files(model_dir).get(key)
+    if path is None:
+        raise BadInputError(f"{model_dir}: no tensor {key}")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return tuple(file.get_slice(key).get_shape())
+    except (SafetensorError, OSError) as error:
+        raise BadInputError(f"{path}: unreadable: {error}") from error
+
+
 def tensor_files(model_dir: Path) -> dict[str, Path]:
     """Where each tensor of a model folder is.
 

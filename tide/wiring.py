@@ -17,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 
 from tide import keys
 from tide.attestation import Authority
-from tide.config import Settings
+from tide.config import CanaryPolicy, Settings
 from tide.engine.base import Engine
 from tide.engine.live import Live
 from tide.errors import ConfigError, EngineUnavailable, ServiceError
@@ -28,6 +28,7 @@ from tide.store.base import Store
 from tide.trainer.base import Trainer
 
 if TYPE_CHECKING:
+    from tide.canary_watch import CanaryWatch
     from tide.openlineage import OpenLineage
 
 RESTART_TIMEOUT_S = 300.0
@@ -173,7 +174,30 @@ def authority(config: Settings) -> Authority:
 
 def site(config: Settings) -> Site:
     """Where a rollout of this service happens."""
-    return Site(store(config), config.drafts_repository, engines(config), config.drafts, restart(config))
+    policy = config.policy().canary
+    return Site(
+        store(config),
+        config.drafts_repository,
+        engines(config),
+        config.drafts,
+        restart(config),
+        policy,
+        canary_watch(config, policy),
+    )
+
+
+def canary_watch(config: Settings, policy: CanaryPolicy) -> CanaryWatch:
+    """What looks at a candidate on the first replica, from the spool of this host."""
+    from tide.canary_watch import CanaryWatch
+
+    return CanaryWatch(
+        spool=config.spool_folder,
+        scratch=config.home / "cache" / "canary",  # where an erasure looks too
+        draft_dir=config.drafts,
+        bundle=config.bundle,
+        evaluator=evaluator,
+        policy=policy,
+    )
 
 
 def restart(config: Settings) -> Restart | None:

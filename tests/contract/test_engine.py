@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.fake_engine import FakeEngine
 from tide.engine.base import Engine
 from tide.engine.sglang import SglangEngine
-from tide.errors import EngineUnavailable, SwapRefused
+from tide.errors import EngineError, EngineUnavailable, SwapRefused
 
 OLD, NEW, UNKNOWN = "1" * 64, "2" * 64, "3" * 64
 CHAT = [{"role": "user", "content": "hello there"}]
@@ -34,6 +34,7 @@ class Replica:
             "/continue_generation": lambda _: self.pause(False),
             "/update_weights_from_disk": self.swap,
             "/v1/chat/completions": self.chat,
+            "/set_internal_state": self.set_state,
         }
         return routes.get(request.url.path, lambda _: httpx.Response(200))(body)
 
@@ -51,6 +52,9 @@ class Replica:
         before, self.draft = self.draft, body["model_path"]
         message = json.dumps({"before": before, "after": self.draft, "seconds": 0.0})
         return httpx.Response(200, json={"success": True, "message": message})
+
+    def set_state(self, body: dict[str, Any]) -> httpx.Response:
+        return httpx.Response(200, json=[0 <= body["server_args"]["tide_sample_rate"] <= 1])
 
     def chat(self, body: dict[str, Any]) -> httpx.Response:
         assert not self.paused
@@ -96,6 +100,17 @@ def test_a_refused_swap_leaves_the_draft_and_generation_goes_on(case: Case) -> N
     assert case.engine.generate(CHAT, max_new_tokens=4).completion_tokens == 4
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.01, 1.0])
+def test_a_capture_rate_from_0_to_1_is_taken(case: Case, rate: float) -> None:
+    case.engine.set_capture_rate(rate)
+
+
+@pytest.mark.parametrize("rate", [-0.01, 1.01])
+def test_a_capture_rate_that_is_no_share_is_refused(case: Case, rate: float) -> None:
+    with pytest.raises(EngineError, match=f"capture rate of {rate} was refused"):
+        case.engine.set_capture_rate(rate)
+
+
 def test_an_answer_has_counters_that_add_up(case: Case) -> None:
     answer = case.engine.generate(CHAT, max_new_tokens=6, request="mine", conversation="c", slice="s")
     assert answer.request == "mine"
@@ -107,6 +122,12 @@ def test_an_answer_has_counters_that_add_up(case: Case) -> None:
     assert answer.proposed % answer.verify_steps == 0
 
 
+def test_a_probe_is_a_short_answer_with_verify_steps(case: Case) -> None:
+    answer = case.engine.probe(timeout_s=5.0)
+    assert answer.completion_tokens > 1
+    assert answer.verify_steps
+
+
 def test_a_replica_that_is_gone_is_unavailable_in_every_way(case: Case) -> None:
     case.engine.check_health()
     case.set_health(False)
@@ -115,7 +136,9 @@ def test_a_replica_that_is_gone_is_unavailable_in_every_way(case: Case) -> None:
         case.engine.facts,
         case.engine.active_draft,
         case.engine.flush_cache,
+        lambda: case.engine.set_capture_rate(0.5),
         lambda: case.engine.generate(CHAT, max_new_tokens=1),
+        lambda: case.engine.probe(timeout_s=5.0),
     ]
     for call in calls:
         with pytest.raises(EngineUnavailable) as caught:

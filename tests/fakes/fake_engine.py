@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
-from tide.domain import DraftContract, TargetContract
+from tide.domain import PROBE_SLICE, DraftContract, TargetContract
 from tide.engine.base import Engine, EngineFacts, Generation, Speculation, SwapResult
 from tide.errors import EngineError, EngineUnavailable, SwapRefused
 
@@ -44,6 +44,8 @@ class FakeEngine(Engine):
         self.generated: list[str] = []
         """The draft that served each request, in order."""
         self.flushes = 0
+        self.capture_rates: list[float] = []
+        """Every rate that was set, in order."""
         self.before_swap: Callable[[str], None] | None = None
         """Called with the digest before a swap is carried out; what it raises is the swap's failure."""
         self.after_swap: Callable[[str], None] | None = None
@@ -112,6 +114,9 @@ class FakeEngine(Engine):
             latency_s=0.0,
         )
 
+    def probe(self, *, timeout_s: float) -> Generation:
+        return self.generate([{"role": "user", "content": "probe"}], max_new_tokens=8, slice=PROBE_SLICE, no_logs=True)
+
     def active_draft(self) -> str:
         self.check_health()
         return self._draft
@@ -127,6 +132,12 @@ class FakeEngine(Engine):
         if self.after_swap is not None:
             self.after_swap(digest)
         return SwapResult(before=before, after=digest, seconds=0.0)
+
+    def set_capture_rate(self, rate: float) -> None:
+        self.check_health()
+        if not 0 <= rate <= 1:
+            raise EngineError(f"{self.name}: a capture rate of {rate} was refused: it takes 0 to 1")
+        self.capture_rates.append(rate)
 
     def flush_cache(self) -> None:
         self.check_health()

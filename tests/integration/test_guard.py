@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -10,15 +11,24 @@ import pytest
 from infra.lakefs.server import LakefsServer
 from tests.fakes.fake_engine import FakeEngine
 from tests.support.signed import AUTHORITY, judge_and_promote, put_verdict, verdict_on
-from tide import candidates, repositories, rollout
-from tide.domain import Attestation, LineageRecord, PoolChoice, Serving, ServingDraft
+from tide import canary_lease, candidates, repositories, rollout
+from tide.domain import (
+    Attestation,
+    CanaryLease,
+    CanaryRefusal,
+    CanaryReport,
+    LineageRecord,
+    PoolChoice,
+    Serving,
+    ServingDraft,
+)
 from tide.errors import Conflict, HookRefused, ProtectedBranch, SignatureRefused
 from tide.replicas import DRAFT_FILES
 from tide.rollout import Site, read_serving
 from tide.serving_file import attestation_path, candidate_on, draft_prefix, read_attestation, read_promotions
 from tide.store.lakefs import LakefsStore
 
-A, B, C = "a" * 64, "b" * 64, "c" * 64
+A, B, C, D = "a" * 64, "b" * 64, "c" * 64, "d" * 64
 _NUMBER = itertools.count()
 
 
@@ -55,7 +65,10 @@ def by_hand(site: Site, *, serving: Serving, statement: Attestation | None, reco
     site.store.put(site.repository, branch, "serving.json", serving.to_json().encode())
     if statement is not None:
         signed = AUTHORITY.key.sign("attestation", statement)
-        site.store.put(site.repository, branch, attestation_path(serving.generation), signed.to_json().encode())
+        path = attestation_path(serving.generation)
+        if statement.kind == "canary":
+            path = canary_lease.attestation_path(statement.generation)
+        site.store.put(site.repository, branch, path, signed.to_json().encode())
     site.store.commit(site.repository, branch, "by hand", record)
     site.store.merge(site.repository, branch, "main", "by hand", record)
 
@@ -146,19 +159,87 @@ def test_a_missing_or_older_guard_is_replaced_and_then_guards(site: Site) -> Non
         by_hand(site, serving=WANTED, statement=STATEMENT, record={})
 
 
-def test_of_two_promotions_at_once_one_serves_and_the_loser_is_told_to_judge_again(site: Site) -> None:
+def test_of_two_changes_at_once_one_serves_and_the_loser_is_told_to_judge_again(site: Site) -> None:
     promote(site, A)
+    promote(site, C)
     branch = candidate(site, B)
-    put_verdict(site.store, site.repository, branch, verdict_on(B, incumbent=A))
+    put_verdict(site.store, site.repository, branch, verdict_on(B, incumbent=C))
     engine = site.replicas[0]
     assert isinstance(engine, FakeEngine)
 
     def someone_is_faster(_: str) -> None:
         engine.before_swap = None
-        promote(Site(site.store, site.repository, [FakeEngine("r0")], site.draft_dir / "other"), C)
+        other = Site(site.store, site.repository, [FakeEngine("r0")], site.draft_dir / "other")
+        with pytest.raises(Conflict, match="is on trial on r0"):
+            promote(other, D)
+        rollout.rollback(other, AUTHORITY)
 
     engine.before_swap = someone_is_faster
     with pytest.raises(Conflict, match="evaluate"):
-        rollout.promote(site, AUTHORITY, candidate_ref=branch, digest=B, expected_generation=1)
+        rollout.promote(site, AUTHORITY, candidate_ref=branch, digest=B, expected_generation=2)
     serving = read_serving(site.store, site.repository)
-    assert (serving.generation, serving.stable and serving.stable.digest, engine.active_draft()) == (2, C, C)
+    assert (serving.generation, serving.stable and serving.stable.digest, engine.active_draft()) == (3, A, A)
+
+
+# The canary's lease
+
+
+def test_a_canary_that_refuses_and_one_that_passes_both_pass_the_guard(site: Site) -> None:
+    promote(site, A)
+    bad = CanaryReport(outcome="regression", reasons=("worse",))
+    watched = dataclasses.replace(site, watch=lambda *_, **__: bad)
+    refusal = judge_and_promote(site.store, site.repository, watched, candidate(site, B), B)
+    assert isinstance(refusal, CanaryRefusal)
+    assert [e.active_draft() for e in site.replicas] == [A]
+    kinds = [c.metadata["tide.kind"] for c in site.store.log(site.repository, "main") if "tide.kind" in c.metadata]
+    assert [kind for kind in kinds if kind in ("release", "canary")].count("release") >= 1
+    promote(site, C)
+    serving = read_serving(site.store, site.repository)
+    assert (serving.generation, serving.stable and serving.stable.digest, serving.canary) == (2, C, None)
+
+
+LEASE = CanaryLease(draft=B, verdict="f" * 64, replicas=("r0",), run="host/1/1", lease_until=2e9)
+TRIED = Serving(generation=1, stable=ServingDraft(digest=A), previous=None, canary=LEASE)
+CANARY = Attestation(
+    kind="canary", generation=2, draft=B, previous=A, verdict=AUTHORITY.key.sign("verdict", verdict_on(B)), at=1.0
+)
+
+
+@pytest.mark.parametrize(
+    ("serving", "statement", "record", "why"),
+    [
+        (TRIED, None, metadata("canary", B, 2), r"no attestations/000002-canary\.json"),
+        (TRIED, CANARY, metadata("canary", B, 3), r"no attestations/000003-canary\.json"),
+        (TRIED, CANARY, metadata("canary", C, 2), "is for draft bbb"),
+        (TRIED.model_copy(update={"canary": None}), CANARY, metadata("canary", B, 2), "tries draft nil"),
+        (
+            TRIED.model_copy(update={"stable": ServingDraft(digest=B)}),
+            CANARY,
+            metadata("canary", B, 2),
+            "may not change",
+        ),
+        (TRIED.model_copy(update={"generation": 2}), CANARY, metadata("canary", B, 2), "may not change"),
+        (TRIED, None, metadata("release", B, 2), "leaves no canary"),
+        (WANTED, None, metadata("release", B, 2), "may not change"),
+        (WANTED.model_copy(update={"canary": LEASE}), STATEMENT, metadata("rollback", B, 2), "leaves no canary"),
+    ],
+)
+def test_the_guard_refuses_a_canary_that_would_change_what_serves(
+    site: Site, serving: Serving, statement: Attestation | None, record: dict[str, str], why: str
+) -> None:
+    promote(site, A)
+    with pytest.raises(HookRefused, match=why):
+        by_hand(site, serving=serving, statement=statement, record=record)
+    assert read_serving(site.store, site.repository).canary is None
+
+
+def test_under_an_older_guard_a_promotion_says_how_to_renew_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = repositories.guard_action().replace(b"-canary.json", b".json")
+    with monkeypatch.context() as patched:
+        patched.setattr(repositories, "guard_action", lambda: old)
+        branch = candidate(site, A)
+    with pytest.raises(HookRefused, match="`tide init` renews it"):
+        judge_and_promote(site.store, site.repository, site, branch, A)
+    repositories.mend_drafts(site.store, site.repository)
+    rollout.resume(site, AUTHORITY, branch)
+    assert read_serving(site.store, site.repository).generation == 1

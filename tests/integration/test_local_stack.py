@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -102,6 +103,23 @@ def test_work_pools_are_made_once_and_training_runs_one_at_a_time(rig: Rig) -> N
     prefect.create_pools(rig.port)
     assert rig.call("GET", "work_pools/mi250")["concurrency_limit"] == 1
     assert rig.call("GET", "work_pools/cpu")["type"] == "process"
+
+
+def test_a_clusters_job_templates_become_pools_as_they_are(rig: Rig) -> None:
+    folder = Path(__file__).parents[2] / "infra" / "pools"
+    kubernetes, slurm = folder / "kubernetes.json", folder / "slurm.json"
+    command = ["work-pool", "create", "on-kubernetes", "--type", "kubernetes", "--base-job-template", str(kubernetes)]
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", *command],
+        env=prefect.environment(rig.home, rig.port, rig.env),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    body = {"name": "on-slurm", "type": "process", "base_job_template": json.loads(slurm.read_text())}
+    rig.call("POST", "work_pools/", body)
+    for name, template in (("on-kubernetes", kubernetes), ("on-slurm", slurm)):
+        assert rig.call("GET", f"work_pools/{name}")["base_job_template"] == json.loads(template.read_text())
 
 
 def test_a_flow_that_cannot_be_imported_fails_the_deployment_by_name(rig: Rig, tmp_path: Path) -> None:

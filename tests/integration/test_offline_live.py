@@ -7,6 +7,7 @@ SGLang and transformers give the same tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,34 @@ def fitted(folder: Path, parent: Path, states: Sequence[RequestStates], embeddin
     return write_draft(folder, files.config, files.tensors | weights)[0]
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """A draft that really accepts, and the answers it was fitted to."""
+
+    draft: Path
+    texts: list[str]
+    states: list[RequestStates]
+    embedding: torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def case(target_model: Path, random_draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
+    texts, states, embedding = answered(target_model)
+    draft = fitted(tmp_path_factory.mktemp("fitted") / "drafts", random_draft, states, embedding)
+    return Fitted(draft, texts, states, embedding)
+
+
 @pytest.mark.parametrize(("topk", "draft_tokens"), [(1, STEPS + 1), (4, 8)], ids=["chain", "tree"])
 def test_the_walk_agrees_with_what_sglang_counts(
-    target_model: Path, random_draft: Path, tmp_path: Path, topk: int, draft_tokens: int
+    case: Fitted, target_model: Path, tmp_path: Path, topk: int, draft_tokens: int
 ) -> None:
-    texts, states, embedding = answered(target_model)
-    draft = fitted(tmp_path / "drafts", random_draft, states, embedding)
+    draft, states = case.draft, case.states
     with SglangServer(
         tmp_path, target_model, draft=draft, dtype="float32", steps=STEPS, topk=topk, draft_tokens=draft_tokens
     ) as server:
-        live = server.generate(texts, TOKENS)
+        live = server.generate(case.texts, TOKENS)
     offline, served = [], []
-    module = Eagle3Draft(load_draft(draft), embedding)
+    module = Eagle3Draft(load_draft(draft), case.embedding)
     for item, answer in zip(states, live, strict=True):
         if answer["output_ids"] == [*item.input_ids.tolist(), item.last_token][item.prompt_len :]:
             with torch.inference_mode():

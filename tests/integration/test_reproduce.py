@@ -23,7 +23,7 @@ from tide.rollout import draft_prefix
 from tide.shards import write_shard
 from tide.target_files import bundle_contract
 from tide.trainer.base import ProgressCallback, TrainingData
-from tide.trainer.run_config import Hardware
+from tide.trainer.hardware import Hardware
 from tide.trainer.specforge import SpecForgeTrainer
 
 STATES, DRAFTS, BRANCH = "svc-states", "svc-drafts", "candidate-20260101T000000Z"

@@ -29,7 +29,7 @@ from tests.support.signed import STRANGER, attest, attestation, verdict_on
 from tide.domain import DraftModel
 from tide.draft_files import load_draft, write_draft, write_record
 from tide.engine.sglang import SglangEngine
-from tide.errors import EngineUnavailable, ServiceError, SwapRefused
+from tide.errors import EngineError, EngineUnavailable, ServiceError, SwapRefused
 
 KEY = "swap-test"
 TOKENS = 32
@@ -106,6 +106,22 @@ def test_a_server_starts_with_the_draft_that_serving_names(rig: Rig) -> None:
     assert rig.first == rig.echo
     rig.engine.swap_draft(rig.echo)
     assert rig.echoed()[1] == 4.0
+
+
+def test_the_capture_rate_of_a_running_server_changes_and_only_for_who_has_the_admin_key(rig: Rig) -> None:
+    with pytest.raises(EngineError, match="admin key was refused"):
+        SglangEngine(rig.server.url, control_timeout_s=120).set_capture_rate(0.5)
+    assert rig.engine.facts().capture["sample_rate"] == 1.0
+    rig.engine.set_capture_rate(0.0)
+    before = rig.engine.facts().capture
+    rig.engine.generate([{"role": "user", "content": "Nothing of this is kept."}], max_new_tokens=8)
+    after = rig.engine.facts().capture
+    assert (after["sample_rate"], after["rows"]) == (0.0, before["rows"])
+    assert after["excluded"]["sampled_out"] == before["excluded"].get("sampled_out", 0) + 1
+    with pytest.raises(EngineError, match=r"capture rate of 1\.5 was refused"):
+        rig.engine.set_capture_rate(1.5)
+    rig.engine.set_capture_rate(1.0)
+    assert rig.engine.facts().capture["sample_rate"] == 1.0
 
 
 def test_a_swap_exchanges_weights_and_map_together(rig: Rig) -> None:

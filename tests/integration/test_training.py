@@ -21,7 +21,7 @@ from tide.errors import ContractMismatch, TrainingDiverged, TrainingError
 from tide.shards import write_shard
 from tide.target_files import bundle_contract
 from tide.trainer.base import TrainingData, TrainingResult
-from tide.trainer.run_config import Hardware
+from tide.trainer.hardware import Hardware
 from tide.trainer.specforge import SpecForgeTrainer
 from tide.trainer.vocabulary import Vocabulary
 
@@ -93,7 +93,7 @@ def trainers() -> list[psutil.Process]:
     return [
         p
         for p in psutil.Process().children(recursive=True)
-        if p.status() != psutil.STATUS_ZOMBIE and "tide.trainer.specforge_cpu" in p.cmdline()
+        if p.status() != psutil.STATUS_ZOMBIE and "tide.trainer.rank" in p.cmdline()
     ]
 
 

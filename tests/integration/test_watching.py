@@ -16,9 +16,10 @@ import pytest
 
 from infra import ports
 from infra.lakefs.server import LakefsServer
+from tests.support.approving import REQUEST
 from tests.support.signed import verdict_on
 from tests.unit.test_ledger_tail import drift
-from tide import ledger, repositories
+from tide import approvals, ledger, repositories
 from tide.store.lakefs import LakefsStore
 
 DRAFT = "d" * 64
@@ -52,6 +53,7 @@ def service(lakefs_server: LakefsServer, tmp_path_factory: pytest.TempPathFactor
     repositories.ensure_drafts(store, repository)
     ledger.append(store, repository, "drift", drift(rate=0.41, expected_rate=0.45))
     ledger.append(store, repository, "verdict", verdict_on(DRAFT), attachments={".html": b"<html>"})
+    approvals.ask(store, repository, REQUEST)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TIDE_", "PREFECT_"))}
     env = {
         **kept,
@@ -70,7 +72,8 @@ def test_status_reads_the_ledger_of_a_real_lakefs_and_names_the_replica_that_is_
     code, text = service.run("status")
     assert code == 0
     assert "rate 0.410 now, 0.450 baseline" in text
-    assert f"promotion of draft {DRAFT[:12]}" in text, "nothing serves yet, and this draft was found better"
+    assert f"promotion of draft {REQUEST.candidate[:12]}" in text
+    assert f"tide approve {REQUEST.run}" in text
     assert "r0           UNREACHABLE" in text
     assert "\x1b" not in text, "no terminal, no colours"
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from tests.support.reports import TARGET
 from tide import lineage
 from tide.attestation import Authority, attestation_file
-from tide.domain import Attestation, Interval, Promotion, Signed, SliceVerdict, Verdict
+from tide.domain import Attestation, CanaryRefusal, Interval, Promotion, Signed, SliceVerdict, Verdict
 from tide.rollout import Site, promote
 from tide.serving_file import SIGNED_VERDICT, draft_prefix, read_serving
 from tide.signing import SigningKey, TrustedKeys
@@ -72,7 +72,7 @@ def attest(folder: Path, draft: str, key: SigningKey = KEY) -> Path:
 
 def judge_and_promote(
     store: Store, repository: str, where: Site, branch: str, digest: str, **options: Any
-) -> Promotion:
+) -> Promotion | CanaryRefusal:
     """A candidate on its branch gets its verdict against what serves now, and is promoted."""
     serving = read_serving(store, repository)
     incumbent = serving.stable.digest if serving.stable else "none"

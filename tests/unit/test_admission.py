@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tide.domain import Split, split_of
+from tide.domain import PROBE_SLICE, Split, split_of
 from tide.sglang_plugin.admission import Admitter, RequestFacts, length_bucket, opted_out, request_hash
 
 KEY = b"a key for tests"
@@ -52,6 +52,14 @@ def test_an_opt_out_in_any_form_or_unreadable_keeps_nothing(no_logs: Any, params
     decision = admitter().decide(facts(no_logs=no_logs, custom_params=params))
     assert (decision.admitted, decision.reason, decision.opted_out) == (False, "no_logs", True)
     assert (decision.conversation, decision.slice, decision.split) == (None, None, None)
+
+
+def test_a_probe_keeps_its_slice_and_nothing_else_when_it_opts_out() -> None:
+    params: dict[str, Any] = {"tide": {"no_logs": True, "slice": PROBE_SLICE, "conversation": "mine"}}
+    decision = admitter().decide(facts(custom_params=params))
+    assert (decision.opted_out, decision.slice, decision.conversation) == (True, PROBE_SLICE, None)
+    params["tide"]["slice"] = "a customer's word"
+    assert admitter().decide(facts(custom_params=params)).slice is None
 
 
 @pytest.mark.parametrize("params", [None, {}, {"tide": {}}, {"tide": {"no_logs": False}}, {"other": {"no_logs": True}}])

@@ -80,14 +80,21 @@ def test_all_conditions_come_with_their_requests_and_arms_take_turns() -> None:
     plain, three = FakeEngine("p", steps=0), FakeEngine("s", steps=3)
     args = argparse.Namespace(concurrency={1: 2, 2: 4}, repeats=2, tokens=8)
     own = {"chat": prompts(3), "code": [Prompt("code", "", CHAT)]}
-    rows = list(loop.conditions([arm(plain), arm(three, draft="a", digest=NEW, steps=3)], own, args))
+    conditions = loop.Conditions([arm(plain), arm(three, draft="a", digest=NEW, steps=3)], own, args)
+    told = list(conditions.rounds())
+    assert len(told) == len(conditions) == 8
+    assert [line.partition(":")[0] for line in told[::4]] == [
+        "chat, concurrency 1, repeat 1/2",
+        "chat, concurrency 1, repeat 2/2",
+    ]
+    rows = conditions.rows()
     assert [(r["workload"], r["concurrency"], r["answers"]) for r in rows] == [
         ("chat", 1, 4),
         ("chat", 2, 8),
         ("code", 1, 4),
         ("code", 2, 8),
     ]
-    assert rows[0]["requests"] == ["r0", "r1", "r2", "r0"]
+    assert rows[0]["requests"] == ["r0", "r1", "r0", "r1"]
     assert rows[2]["requests"] == []
     assert (plain.flushes, three.flushes) == (8, 8)
 
@@ -103,7 +110,7 @@ def test_prompts_are_read_by_workload_with_the_corpus_ids(tmp_path: Path) -> Non
     assert found == {"chat": [Prompt("chat", "r1", CHAT)], "code": [Prompt("code", "", CHAT)]}
 
 
-@pytest.mark.parametrize(("option", "expected"), [(["--concurrency", "1:4,8:9"], {1: 4, 8: 9}), ([], {1: 3, 4: 12})])
+@pytest.mark.parametrize(("option", "expected"), [(["--concurrency", "1:4,8:9"], {1: 4, 8: 9}), ([], {1: 3, 4: 8})])
 def test_the_command_line_gives_numbers(
     option: list[str], expected: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

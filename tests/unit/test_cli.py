@@ -32,6 +32,11 @@ COMMANDS = (
     "demo",
     "erase",
     "profile",
+    "preflight",
+    "approvals",
+    "approve",
+    "refuse",
+    "reviewer-key",
 )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.traffic_stats import BUCKETS, DRAFT, draft_model, join, make_stats
 from tide.config import DriftPolicy
-from tide.domain import DraftModel, DriftReport
+from tide.domain import PROBE_SLICE, DraftModel, DriftReport
 from tide.drift import Baseline, decide, freeze_baseline, window_of
 from tide.input_shift import divergences
 from tide.request_stats import RequestStats, stats_from_table
@@ -630,6 +630,12 @@ def test_a_request_table_becomes_arrays_in_the_order_of_finish() -> None:
     assert (stats.cached.tolist(), stats.context.tolist()) == ([False, True], [0, 63])
     assert (stats.has_pooled.tolist(), stats.has_sketch.tolist()) == ([False, True], [False, True])
     assert stats.slice.tolist() == ["unknown", "code"]
+
+
+def test_requests_that_tide_sent_itself_are_no_traffic() -> None:
+    probe = request_row("probe", 1.0, 2.0, slice=PROBE_SLICE, verify_steps=10, proposed=30, accepted=0)
+    stats = stats_from_table(table(probe, request_row("user", 1.0, 2.0, slice="chat"), request_row("silent", 1.0, 3.0)))
+    assert stats.request.tolist() == ["user", "silent"]
 
 
 def test_an_empty_table_becomes_empty_arrays() -> None:

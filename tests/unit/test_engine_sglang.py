@@ -230,6 +230,18 @@ def test_a_dead_scheduler_is_found_by_generating_within_a_limit() -> None:
     assert seen == [7.0]
 
 
+def test_a_probe_is_no_traffic_and_has_its_own_limit() -> None:
+    seen: list[Any] = []
+
+    def answer(request: httpx.Request) -> Answer:
+        seen.append((json.loads(request.content)["custom_params"]["tide"], request.extensions["timeout"]["read"]))
+        return chat(spec_verify_ct=2)
+
+    engine, _ = engine_of({"/v1/chat/completions": answer})
+    assert engine.probe(timeout_s=7.0).verify_steps
+    assert seen == [({"slice": "tide-probe", "no_logs": True}, 7.0)]
+
+
 def test_an_unhealthy_answer_is_unavailable_and_transient() -> None:
     engine, _ = engine_of({"/health_generate": httpx.Response(503)})
     with pytest.raises(EngineUnavailable) as caught:

@@ -346,3 +346,42 @@ def test_an_unknown_rope_scaling_is_refused(tmp_path: Path, bundle: Path) -> Non
 def test_another_activation_is_refused(tmp_path: Path, bundle: Path) -> None:
     with pytest.raises(DraftError, match="gelu"):
         Eagle3Draft(load_draft(tiny_draft(tmp_path, hidden_act="gelu")), embedding_of(bundle))
+
+
+# Named requests, whatever their split
+
+
+def named(draft: Path, shards: list[Path], bundle: Path, *requests: str) -> list[str]:
+    scores = Eagle3Evaluator().walk(draft, shards, set(requests), bundle=bundle, steps=STEPS)
+    return [score.request for score in scores]
+
+
+def test_named_requests_are_walked_as_in_a_report_whatever_their_split(
+    draft: Path, bundle: Path, module: Eagle3Draft, tmp_path: Path
+) -> None:
+    states = [tiny_states(draft, bundle, seed, info=request_info(f"request-{seed}", Split.TRAIN)) for seed in range(3)]
+    shard = tiny_shard(tmp_path / "train", states, Split.TRAIN)
+    scores = Eagle3Evaluator().walk(draft, [shard], {"request-0", "request-2"}, bundle=bundle, steps=STEPS)
+    assert scores == [score_request(module, states[0], STEPS), score_request(module, states[2], STEPS)]
+    assert named(draft, [shard], bundle) == named(draft, [shard], bundle, "another") == []
+
+
+def test_a_request_that_stands_in_two_shards_is_walked_once(draft: Path, bundle: Path, tmp_path: Path) -> None:
+    states = [tiny_states(draft, bundle, seed) for seed in range(2)]
+    shards = [tiny_shard(tmp_path, states), tiny_shard(tmp_path, states[:1])]
+    assert sorted(named(draft, shards, bundle, "request-0", "request-1")) == ["request-0", "request-1"]
+
+
+@pytest.mark.parametrize(("first_row", "walked"), [(3, True), (4, False)])
+def test_a_request_without_most_of_its_prompt_is_not_walked(
+    draft: Path, bundle: Path, tmp_path: Path, first_row: int, walked: bool
+) -> None:
+    shard = tiny_shard(tmp_path, [tiny_states(draft, bundle, 1, prompt=6, first_row=first_row)])
+    assert named(draft, [shard], bundle, "request-1") == (["request-1"] if walked else [])
+
+
+def test_named_requests_of_another_target_are_refused(draft: Path, bundle: Path, tmp_path: Path) -> None:
+    other = TARGET.model_copy(update={"weights": "0" * 64})
+    shard = tiny_shard(tmp_path, [tiny_states(draft, bundle, 1)], target=other)
+    with pytest.raises(ContractMismatch, match="weights"):
+        named(draft, [shard], bundle, "request-1")

@@ -9,16 +9,17 @@ import pytest
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
-from tests.support.signed import AUTHORITY, judge_and_promote
-from tide import history, history_text, provenance, rollout
-from tide.domain import LineageRecord
+from tests.support.signed import AUTHORITY, judge_and_promote, put_verdict, verdict_on
+from tide import approval_rules, approvals, history, history_text, provenance, rollout
+from tide.config import ApprovalPolicy
+from tide.domain import LineageRecord, Proposal
 from tide.errors import ConfigError, NotFound
 from tide.history import serving_at
 from tide.rollout import Site, draft_prefix
 from tide.store.base import Commit
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
-A, B, C = "a1" * 32, "a2" * 32, "c" * 64
+A, B, C, D = "a1" * 32, "a2" * 32, "c" * 64, "d" * 64
 
 
 def harvest(store: MemoryStore, window: str) -> str:
@@ -71,6 +72,26 @@ def test_history_has_every_generation_once_with_what_the_gate_found(store: Memor
     assert changes[1].verdict_facts["difference"] == "0.3400"
     assert changes[1].replicas == ("r0",)
     assert "promote: 0.3400 (at least 0.2100) on 30 requests" in history_text.table(changes)
+
+
+def test_history_says_who_approved_a_promotion(store: MemoryStore, tmp_path: Path) -> None:
+    candidate(store, D, "f" * 64, A)
+    branch, verdict = f"candidate-{D[:6]}", verdict_on(D, A)
+    put_verdict(store, DRAFTS, branch, verdict)
+    request = approval_rules.request_for(
+        Proposal(branch=branch, verdict=verdict, generation=3), "run", ["manual"], ApprovalPolicy(approvers=2), 1.0
+    )
+    approval = approval_rules.refusal(request, "reviewers", ["yes"], 2.0).model_copy(
+        update={"outcome": "approved", "approved_by": ("ada", "bob")}
+    )
+    for _ in range(2):
+        approvals.attach(store, DRAFTS, verdict, approval)
+    where = Site(store, DRAFTS, [FakeEngine("r0", draft=A)], tmp_path)
+    rollout.promote(where, AUTHORITY, candidate_ref=branch, digest=D, expected_generation=3)
+    changes = provenance.changes(store, DRAFTS)
+    assert changes[-1].verdict_facts["approval"] == approval.digest()
+    assert history_text.table(changes).endswith("on 30 requests, approved by ada, bob")
+    assert store.read(DRAFTS, "main", draft_prefix(D) + approvals.APPROVAL_FILE) == approval.to_json().encode()
 
 
 def test_history_at_a_time_is_the_generation_that_served_then(store: MemoryStore) -> None:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tide.domain import PROBE_SLICE
 from tide.errors import EvaluationError
-from tide.load import PROFILE_SLICE, ServiceLoad, concurrency_histogram, service_load
+from tide.load import ServiceLoad, concurrency_histogram, service_load
 from tide.requests import REQUEST_SCHEMA, request_row
 
 
@@ -145,7 +146,7 @@ def test_replicas_weigh_by_their_tokens() -> None:
 
 
 def test_the_profiles_own_requests_are_no_load() -> None:
-    own = request("p", 0, 10, 500, slice=PROFILE_SLICE)
+    own = request("p", 0, 10, 500, slice=PROBE_SLICE)
     assert service_load([table(request("a", 0, 10, 30, slice="chat"), own, request("b", 20, 30, 30))]) == ServiceLoad(
         {1: 1.0}, prompt_tokens=0, output_tokens=30, requests=2
     )

@@ -11,11 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
+from tests.support.approving import REQUEST
 from tests.support.signed import verdict_on
 from tests.unit.test_ledger_tail import CountingStore, drift
 from tests.unit.test_rollout import REPOSITORY, A, B, promote
 from tests.unit.test_status import NOW, DownStore, served, sources
-from tide import ledger, metrics
+from tide import approvals, ledger, metrics
 from tide.metrics import PipelineCollector
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -95,7 +96,7 @@ def test_every_figure_of_a_service_that_is_well(tmp_path: Path, spool: Path) -> 
 def test_a_promotion_that_waits_is_counted_with_its_age(tmp_path: Path, spool: Path) -> None:
     engine = FakeEngine("r0")
     store = served(tmp_path, engine)
-    ledger.append(store, REPOSITORY, "verdict", verdict_on(B, A), at=NOW - 90)
+    approvals.ask(store, REPOSITORY, REQUEST.model_copy(update={"asked_at": NOW - 90}))
     found = scrape(collector(store, [engine], spool))
     assert one(found, "tide_approvals_waiting") == 1
     assert one(found, "tide_approval_oldest_seconds") == pytest.approx(90)

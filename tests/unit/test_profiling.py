@@ -14,10 +14,10 @@ from tests.support import simulated_engine
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.tiny import TARGET
 from tide import profiles, profiling
-from tide.domain import EngineProfile, ProfilePoint
+from tide.domain import PROBE_SLICE, EngineProfile, ProfilePoint
 from tide.engine.base import Engine, Generation, Speculation
 from tide.errors import ContractMismatch, EvaluationError
-from tide.load import PROFILE_SLICE, concurrency_histogram
+from tide.load import concurrency_histogram
 from tide.step_times import Plan, at_once
 from tide.throughput import predict
 
@@ -235,7 +235,20 @@ def test_requests_are_sent_together_of_fixed_length_unlogged_and_under_their_own
     engine.told = []
     answers = at_once(engine, ["a", "b", "c"], 7)
     assert [a.completion_tokens for a in answers] == [7, 7, 7]
-    assert engine.told == [{"max_new_tokens": 7, "slice": PROFILE_SLICE, "no_logs": True, "ignore_eos": True}] * 3
+    assert engine.told == [{"max_new_tokens": 7, "slice": PROBE_SLICE, "no_logs": True, "ignore_eos": True}] * 3
+
+
+def test_what_is_to_be_compared_is_measured_between_the_repeats() -> None:
+    told: list[str] = []
+    profiling.measure(
+        Timed("plain", 0),
+        [Timed("three", 3)],
+        PLAN,
+        ask=ask,
+        report=told.append,
+        between=lambda: told.append("between"),
+    )
+    assert told[:6] == ["repeat 1/3", "between", "repeat 2/3", "between", "repeat 3/3", "between"]
 
 
 def profile(verify: float = 0.06, **fields: Any) -> EngineProfile:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.fakes.crashing_store import Crash, CrashPoint, crashing
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
 from tests.support.signed import AUTHORITY, KEY, STRANGER, judge_and_promote, put_verdict, verdict_on
-from tide import rollout
-from tide.domain import Promotion, Serving, ServingDraft
-from tide.errors import Conflict, EngineError, EngineUnavailable, NotFound, SignatureRefused, SwapRefused
+from tide import ledger, rollout
+from tide.domain import CanaryRefusal, Promotion, Serving, ServingDraft
+from tide.errors import Conflict, EngineUnavailable, NotFound, SignatureRefused, SwapRefused
+from tide.policies import CanaryPolicy
 from tide.repositories import ensure_drafts
 from tide.rollout import Site, draft_prefix, read_serving
 from tide.serving_file import attestation_path, promotion_path
@@ -34,7 +40,7 @@ def store_with(*digests: str) -> MemoryStore:
 
 def promote(
     store: MemoryStore, digest: str, engines: list[FakeEngine], drafts: Path, generation: int, restart: object = None
-) -> Promotion:
+) -> Promotion | CanaryRefusal:
     where = Site(store, REPOSITORY, engines, drafts, restart)  # type: ignore[arg-type]
     branch = f"candidate-{digest[:6]}"
     return judge_and_promote(store, REPOSITORY, where, branch, digest, expected_generation=generation)
@@ -61,8 +67,7 @@ def test_a_verdict_against_another_generation_is_stale(tmp_path: Path) -> None:
     assert engines[0].active_draft() == A
 
 
-@pytest.mark.parametrize("lost_answer", [False, True], ids=["refused", "applied, answer lost"])
-def test_when_the_second_replica_fails_all_get_the_incumbent_back(tmp_path: Path, lost_answer: bool) -> None:
+def test_when_the_second_replica_refuses_all_get_the_incumbent_back_as_a_generation_of_its_own(tmp_path: Path) -> None:
     store, engines = store_with(A, B), [FakeEngine("r0"), FakeEngine("r1")]
     promote(store, A, engines, tmp_path, 0)
 
@@ -70,21 +75,36 @@ def test_when_the_second_replica_fails_all_get_the_incumbent_back(tmp_path: Path
         if digest == B:
             raise SwapRefused("no")
 
-    if lost_answer:
-        engines[1].after_swap = fail
-    else:
-        engines[1].before_swap = fail
-    with pytest.raises(SwapRefused):
-        promote(store, B, engines, tmp_path, 1)
+    engines[1].before_swap = fail
+    refusal = promote(store, B, engines, tmp_path, 1)
+    assert isinstance(refusal, CanaryRefusal)
+    assert (refusal.report.outcome, "generation 3 is the incumbent again" in refusal.report.reasons[0]) == (
+        "failed",
+        True,
+    )
     assert [e.active_draft() for e in engines] == [A, A]
     assert (tmp_path / "serving").read_text().strip() == A
-    assert read_serving(store, REPOSITORY).generation == 1
+    serving = read_serving(store, REPOSITORY)
+    assert (serving.generation, serving.stable and serving.stable.digest, serving.canary) == (3, A, None)
+    assert ledger.every(store, REPOSITORY, "canary", CanaryRefusal) == [refusal]
+
+
+def test_a_swap_whose_answer_was_lost_is_asked_after_and_counts(tmp_path: Path) -> None:
+    store, engines = store_with(A, B), [FakeEngine("r0"), FakeEngine("r1")]
+    promote(store, A, engines, tmp_path, 0)
+
+    def lose(digest: str) -> None:
+        raise EngineUnavailable("r1: no answer")
+
+    engines[1].after_swap = lose
+    promotion = promote(store, B, engines, tmp_path, 1)
+    assert isinstance(promotion, Promotion)
+    assert [(s.replica, s.after, s.out_of_service) for s in promotion.replicas] == [("r0", B, ""), ("r1", B, "")]
 
 
 def test_a_failed_first_promotion_leaves_no_draft_marked(tmp_path: Path) -> None:
     store, engine = store_with(A), FakeEngine(known=set())
-    with pytest.raises(EngineError):
-        promote(store, A, [engine], tmp_path, 0)
+    assert isinstance(promote(store, A, [engine], tmp_path, 0), CanaryRefusal)
     assert not (tmp_path / "serving").exists()
     assert read_serving(store, REPOSITORY).stable is None
 
@@ -94,10 +114,12 @@ def test_when_the_record_cannot_be_merged_the_incumbent_serves_again(tmp_path: P
     promote(store, A, engines, tmp_path, 0)
     real = store.merge
 
-    def conflict(*args: object, **kwargs: object) -> object:
-        raise Conflict("someone was faster")
+    def conflict(repository: str, source: str, *args: Any, **kwargs: Any) -> Any:
+        if source.startswith("serving-"):
+            raise Conflict("someone was faster")
+        return real(repository, source, *args, **kwargs)
 
-    store.merge = conflict  # type: ignore[assignment]
+    store.merge = conflict  # type: ignore[method-assign]
     with pytest.raises(Conflict):
         promote(store, B, engines, tmp_path, 1)
     store.merge = real  # type: ignore[method-assign]
@@ -105,19 +127,37 @@ def test_when_the_record_cannot_be_merged_the_incumbent_serves_again(tmp_path: P
     assert read_serving(store, REPOSITORY).stable.digest == A  # type: ignore[union-attr]
 
 
+def test_a_second_promotion_is_told_to_wait_while_the_first_has_its_canary(tmp_path: Path) -> None:
+    store, engine = store_with(A, B, C), FakeEngine()
+    promote(store, A, [engine], tmp_path, 0)
+    told = []
+
+    def another(_: str) -> None:
+        engine.before_swap = None
+        with pytest.raises(Conflict, match="draft bbbbbbbbbbbb is on trial on fake-0") as caught:
+            promote(store, C, [FakeEngine()], tmp_path / "other", 1)
+        told.append(caught.value)
+
+    engine.before_swap = another
+    promote(store, B, [engine], tmp_path, 1)
+    assert told
+    assert engine.active_draft() == B
+
+
 def test_a_promotion_that_lost_the_race_overwrites_nothing(tmp_path: Path) -> None:
     store, engine = store_with(A, B, C), FakeEngine()
     promote(store, A, [engine], tmp_path, 0)
+    promote(store, B, [engine], tmp_path, 1)
 
-    def someone_is_faster(digest: str) -> None:
+    def someone_is_faster(_: str) -> None:
         engine.before_swap = None
-        promote(store, C, [FakeEngine()], tmp_path / "other", 1)
+        rollout.rollback(Site(store, REPOSITORY, [FakeEngine()], tmp_path / "other"), AUTHORITY)
 
     engine.before_swap = someone_is_faster
     with pytest.raises(Conflict, match="meanwhile"):
-        promote(store, B, [engine], tmp_path, 1)
-    assert read_serving(store, REPOSITORY).stable.digest == C  # type: ignore[union-attr]
-    assert engine.active_draft() == C, "the loser serves what the winner promoted"
+        promote(store, C, [engine], tmp_path, 2)
+    assert read_serving(store, REPOSITORY).stable.digest == A  # type: ignore[union-attr]
+    assert engine.active_draft() == A, "the loser serves what the winner put back"
 
 
 def test_a_replica_without_a_draft_is_restarted_and_later_ones_are_swapped(tmp_path: Path) -> None:
@@ -128,8 +168,8 @@ def test_a_replica_without_a_draft_is_restarted_and_later_ones_are_swapped(tmp_p
         replica.swap_draft(digest)
         return 1.0
 
-    assert promote(store, A, [engine], tmp_path, 0, restart).replicas[0].restarted
-    assert not promote(store, B, [engine], tmp_path, 1, restart).replicas[0].restarted
+    assert [s.restarted for s in promote(store, A, [engine], tmp_path, 0, restart).replicas] == [True]
+    assert [s.restarted for s in promote(store, B, [engine], tmp_path, 1, restart).replicas] == [False]
     assert restarts == [A]
 
 
@@ -175,18 +215,19 @@ def test_a_draft_is_installed_whole_or_not_at_all(tmp_path: Path) -> None:
     assert not (tmp_path / A).exists()
 
 
-def test_an_unreachable_replica_is_an_error_and_not_a_silent_skip(tmp_path: Path) -> None:
+def test_when_no_replica_answers_nothing_is_changed(tmp_path: Path) -> None:
     store, engine = store_with(A), FakeEngine()
     engine.healthy = False
     with pytest.raises(EngineUnavailable):
         promote(store, A, [engine], tmp_path, 0)
+    assert read_serving(store, REPOSITORY) == Serving()
 
 
 def test_an_imported_draft_that_served_before_the_first_promotion_is_given_back(tmp_path: Path) -> None:
     store, engines = store_with(A), [FakeEngine("r0", draft=C), FakeEngine("r1", draft=C, known={C})]
-    with pytest.raises(EngineError):
-        promote(store, A, engines, tmp_path, 0)
+    assert isinstance(promote(store, A, engines, tmp_path, 0), CanaryRefusal)
     assert [e.active_draft() for e in engines] == [C, C]
+    assert read_serving(store, REPOSITORY) == Serving()
 
 
 # What may serve: signatures
@@ -271,49 +312,53 @@ def test_reconcile_touches_no_replica_when_somebody_changed_what_serves_by_hand(
 # Killed, and run again
 
 
-class Killed(BaseException):
-    """Not an Exception, as a kill is none: nothing may catch it and tidy up."""
+LEASE_OVER_S = CanaryPolicy().lease_s + 1
 
 
-CALLS = ["create_branch", "reset", "merge", "put", "put 2", "put 3", "commit", "merge 2", "tag", "delete_branch"]
-"""What a promotion changes in the store, in order."""
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("call", CALLS)
-def test_a_promotion_killed_at_any_call_of_the_store_is_finished_by_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, when: str
-) -> None:
-    store, engine = store_with(A, B), FakeEngine()
-    promote(store, A, [engine], tmp_path, 0)
-    branch, where = f"candidate-{B[:6]}", Site(store, REPOSITORY, [engine], tmp_path)
+def promoted_until(tmp_path: Path, point: CrashPoint) -> tuple[MemoryStore, list[FakeEngine], Site, str]:
+    """A serves; the promotion of B runs into the crash point."""
+    store, engines = store_with(A, B), [FakeEngine("r0"), FakeEngine("r1")]
+    promote(store, A, engines, tmp_path, 0)
+    branch = f"candidate-{B[:6]}"
     put_verdict(store, REPOSITORY, branch, verdict_on(B, incumbent=A))
-    step, _, nth = call.partition(" ")
-    real, calls = getattr(store, step), 0
+    with contextlib.suppress(Crash):
+        rollout.resume(Site(crashing(store, point), REPOSITORY, engines, tmp_path), AUTHORITY, branch)
+    return store, engines, Site(store, REPOSITORY, engines, tmp_path), branch
 
-    def dies(*args: object, **kwargs: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls == int(nth or 1) and when == "before":
-            raise Killed
-        result = real(*args, **kwargs)
-        if calls == int(nth or 1):
-            raise Killed
-        return result
 
-    with monkeypatch.context() as patched:
-        patched.setattr(store, step, dies)
-        with pytest.raises(Killed):
-            rollout.resume(where, AUTHORITY, branch)
-    promotion = rollout.resume(where, AUTHORITY, branch)
-    serving = read_serving(store, REPOSITORY)
-    assert (promotion.generation, promotion.draft, serving.generation) == (2, B, 2)
-    assert serving.stable
-    assert (serving.stable.digest, engine.active_draft()) == (B, B)
-    assert [name for name, _ in store.tags(REPOSITORY)][-1] == f"gen-000002-{B[:12]}"
-    assert [b for b in store.branches(REPOSITORY) if b.startswith("serving-")] == []
-    assert len(list(store.list(REPOSITORY, "main", "promotions/"))) == 2
-    assert store.read(REPOSITORY, "main", promotion_path(2))
+def steps_of_a_promotion(tmp_path: Path) -> int:
+    promoted_until(tmp_path, point := CrashPoint())
+    return point.steps
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_promotion_killed_at_any_call_of_the_store_is_finished_by_the_next_run(tmp_path: Path, after: bool) -> None:
+    for at in range(steps_of_a_promotion(tmp_path / "count")):
+        store, engines, where, branch = promoted_until(tmp_path / f"{at}", CrashPoint(at, after=after))
+        promotion = rollout.resume(where, AUTHORITY, branch)
+        assert isinstance(promotion, Promotion), at
+        serving = read_serving(store, REPOSITORY)
+        assert (promotion.generation, promotion.draft, serving.generation, serving.canary) == (2, B, 2, None), at
+        assert [e.active_draft() for e in engines] == [B, B], at
+        assert [name for name, _ in store.tags(REPOSITORY)][-1] == f"gen-000002-{B[:12]}", at
+        assert [b for b in store.branches(REPOSITORY) if b.startswith(("serving-", "canary-"))] == [], at
+        assert len(list(store.list(REPOSITORY, "main", "promotions/"))) == 2, at
+        assert store.read(REPOSITORY, "main", promotion_path(2)), at
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_after_a_promoter_died_anywhere_one_reconcile_makes_every_replica_match(tmp_path: Path, after: bool) -> None:
+    """The lease is over by then: the promoter did not come back."""
+    for at in range(steps_of_a_promotion(tmp_path / "count")):
+        store, engines, where, _ = promoted_until(tmp_path / f"{at}", CrashPoint(at, after=after))
+        later = dataclasses.replace(where, clock=lambda: time.time() + LEASE_OVER_S)
+        rollout.reconcile(later, AUTHORITY)
+        serving = read_serving(store, REPOSITORY)
+        assert serving.stable, at
+        assert [e.active_draft() for e in engines] == [serving.stable.digest] * 2, at
+        assert serving.canary is None, at
+        assert (tmp_path / f"{at}" / "serving").read_text().strip() == serving.stable.digest, at
+        assert rollout.reconcile(later, AUTHORITY) == [], at
 
 
 def test_a_rollback_run_twice_for_one_generation_goes_back_once(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from typing_extensions import override
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
+from tests.support.approving import REQUEST
 from tests.support.signed import verdict_on
 from tests.unit.test_ledger_tail import drift
 from tests.unit.test_rollout import REPOSITORY, A, B, promote, store_with
-from tide import cli, ledger, status_text
+from tide import approval_rules, approvals, cli, ledger, status_text
 from tide.domain import DriftReport
 from tide.engine import sglang_metrics
 from tide.engine.live import LiveFigures
@@ -186,25 +187,30 @@ def test_the_json_has_the_documented_fields_and_reads_back(tmp_path: Path, spool
 # What waits
 
 
-def test_a_promote_verdict_that_nobody_acted_on_waits_until_it_is_promoted_or_superseded(tmp_path: Path) -> None:
+def test_a_promotion_waits_from_its_request_until_it_is_settled(tmp_path: Path) -> None:
+    store = served(tmp_path, FakeEngine("r0"))
+    ledger.append(store, REPOSITORY, "verdict", verdict_on(B, A), at=NOW)
+    assert waiting(store, REPOSITORY) == [], "nobody was asked"
+    approvals.ask(store, REPOSITORY, REQUEST)
+    [one] = waiting(store, REPOSITORY)
+    assert (one.candidate, one.verdict, one.run) == (REQUEST.candidate, REQUEST.verdict, REQUEST.run)
+    assert (one.since, one.expires_at, one.approved_by, one.approvers) == (
+        REQUEST.asked_at,
+        REQUEST.expires_at,
+        (),
+        1,
+    )
+    approvals.settle(store, REPOSITORY, REQUEST, approval_rules.refusal(REQUEST, "timeout", ["timeout"], NOW))
+    assert waiting(store, REPOSITORY) == []
+
+
+def test_the_screen_says_how_to_answer_what_waits(tmp_path: Path, spool: Path) -> None:
     engine = FakeEngine("r0")
     store = served(tmp_path, engine)
-    wanted = verdict_on(B, A)
-    ledger.append(store, REPOSITORY, "verdict", wanted, at=NOW)
-    [one] = waiting(store, REPOSITORY)
-    assert (one.candidate, one.verdict, one.since) == (B, wanted.digest(), pytest.approx(NOW))
-    ledger.append(store, REPOSITORY, "verdict", verdict_on(B, A, outcome="reject"), at=NOW + 1)
-    assert waiting(store, REPOSITORY) == [], "superseded"
-    ledger.append(store, REPOSITORY, "verdict", wanted, at=NOW + 2)
-    promotion = promote(store, B, [engine], tmp_path / "drafts", 1)
-    ledger.append(store, REPOSITORY, "promotion", promotion, at=NOW + 3)
-    assert waiting(store, REPOSITORY) == []
-
-
-def test_a_verdict_on_another_incumbent_is_stale_and_waits_for_nobody(tmp_path: Path) -> None:
-    store = served(tmp_path, FakeEngine("r0"))
-    ledger.append(store, REPOSITORY, "verdict", verdict_on(B, "c" * 64), at=NOW)
-    assert waiting(store, REPOSITORY) == []
+    approvals.ask(store, REPOSITORY, REQUEST)
+    text = screen(gather(sources(store, [engine], spool), [], REQUEST.asked_at + 60))
+    assert "0 of 1 approvals" in text
+    assert f"tide approve {REQUEST.run}" in text
 
 
 # The spool

@@ -14,11 +14,12 @@ import psutil
 import pytest
 
 from tide.domain import TrainingConfig, TrainingProgress
-from tide.errors import TrainingCancelled, TrainingDiverged, TrainingError, TrainingStalled
+from tide.errors import ConfigError, TrainingCancelled, TrainingDiverged, TrainingError, TrainingStalled
 from tide.trainer import process as process_module
+from tide.trainer.hardware import Hardware
 from tide.trainer.process import GroupProcess, sigterm_cancels
 from tide.trainer.progress import Watch, follow, parse_step
-from tide.trainer.run_config import THREADS, Hardware, Plan, command, environment
+from tide.trainer.run_config import THREADS, Plan, command, environment, shares
 
 
 def watch(total: int = 10, now: float = 0.0, bad_steps: int = 3) -> Watch:
@@ -86,6 +87,12 @@ def test_a_run_that_stops_stepping_is_stalled_however_much_it_talks() -> None:
     assert [p.step for p in seen] == [1]
 
 
+def test_a_step_that_every_rank_reports_counts_once() -> None:
+    seen: list[TrainingProgress] = []
+    follow([step(1), step(1), step(2), step(2)], watch(), lambda: 0.0, seen.append)
+    assert [p.step for p in seen] == [1, 2]
+
+
 def test_following_ends_with_the_output() -> None:
     seen: list[TrainingProgress] = []
     follow([step(1), None, step(2)], watch(), lambda: 0.0, seen.append)
@@ -93,7 +100,7 @@ def test_following_ends_with_the_output() -> None:
 
 
 TRAINER = (
-    "import os, time; from tide.trainer.specforge_cpu import end_with_parent; "
+    "import os, time; from tide.trainer.binding import end_with_parent; "
     "end_with_parent(); print(os.getpid(), flush=True); time.sleep(300)"
 )
 FAMILY = "sleep 300 & sleep 300 & echo started; wait"
@@ -226,7 +233,55 @@ def test_a_cpu_run_is_offline_on_few_threads_and_joins_no_foreign_rendezvous() -
     assert environment(Hardware("cpu"), {})["OMP_NUM_THREADS"] == "1"
 
 
-def test_gpus_get_the_plain_command_and_no_cpu_settings() -> None:
-    assert "specforge.cli" in command(Hardware("gpu", 8), Path("c.yaml"))
-    assert "SPECFORGE_DEVICE" not in environment(Hardware("gpu", 8), {})
-    assert "tide.trainer.specforge_cpu" in command(Hardware("cpu"), Path("c.yaml"))
+def test_several_ranks_are_started_by_torchrun_and_one_by_itself() -> None:
+    one, eight = command(Hardware("cpu"), Path("c.yaml")), command(Hardware("gpu", 8), Path("c.yaml"))
+    assert one == [sys.executable, "-m", "tide.trainer.rank", "train", "-c", "c.yaml"]
+    assert eight[:4] == [sys.executable, "-m", "tide.trainer.torchrun", "--standalone"]
+    assert eight[eight.index("--nproc-per-node") + 1] == "8"
+    assert eight[eight.index("--module") + 1 :] == one[2:]
+
+
+def test_gpus_get_no_cpu_settings_and_every_rank_its_parent() -> None:
+    env = environment(Hardware("gpu", 8), {})
+    assert "SPECFORGE_DEVICE" not in env
+    assert env["TIDE_TRAINER_PARENT"] == str(os.getpid())
+    assert env["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize(
+    ("batch", "at_once", "ranks", "shared"),
+    [(16, None, 8, (2, 1)), (16, 1, 8, (1, 2)), (16, 4, 2, (4, 2)), (4, 8, 1, (4, 1)), (4, None, 4, (1, 1))],
+)
+def test_a_step_has_the_same_samples_however_many_ranks_share_them(
+    batch: int, at_once: int | None, ranks: int, shared: tuple[int, int]
+) -> None:
+    config = TrainingConfig(batch_size=batch, device_batch_size=at_once)
+    assert shares(config, ranks) == shared
+    assert shared[0] * shared[1] * ranks == batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "at_once", "ranks", "named"),
+    [(4, None, 8, "TIDE_TRAIN_RANKS"), (9, None, 2, "batch_size is 9"), (8, 3, 2, "device_batch_size is 3")],
+)
+def test_a_batch_that_does_not_divide_is_refused_with_what_would(
+    batch: int, at_once: int | None, ranks: int, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        shares(TrainingConfig(batch_size=batch, device_batch_size=at_once), ranks)
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks", "at_once", "plan"),
+    [
+        # 15 samples are 8 a rank, one of them twice: 4 batches of 2, of which 2 make a step of 8.
+        (15, 2, 2, Plan(2, 4, 2, accumulation=2)),
+        # An odd batch at the end of an epoch is accumulated with the first of the next.
+        (10, 2, 2, Plan(2, 2, 1, accumulation=2)),
+        (3, 2, 2, Plan(2, 1, 1, accumulation=2)),
+        (1, 2, None, Plan(1, 2, 1)),
+    ],
+)
+def test_every_rank_makes_the_same_number_of_steps(samples: int, ranks: int, at_once: int | None, plan: Plan) -> None:
+    config = TrainingConfig(batch_size=8, device_batch_size=at_once, epochs=2, checkpoints=2)
+    assert Plan.of(config, samples, ranks=ranks) == plan

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from tide.cli import data, engine, metrics, secrets, service, stack, status
+from tide.cli import approvals, data, engine, metrics, pools, secrets, service, stack, status
 from tide.errors import TideError
 
 app = typer.Typer(
@@ -23,8 +23,10 @@ app.add_typer(stack.commands)
 app.add_typer(status.commands)
 app.add_typer(metrics.commands)
 app.add_typer(service.commands)
+app.add_typer(approvals.commands)
 app.add_typer(data.commands)
 app.add_typer(engine.commands)
+app.add_typer(pools.commands)
 app.add_typer(service.snapshot, name="snapshot")
 app.add_typer(secrets.commands, name="secrets")
 

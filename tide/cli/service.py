@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -11,9 +12,12 @@ import typer
 from tide import doctor as checks
 from tide import history_text, keys, provenance, repositories, rollout, wiring
 from tide import pinned as pinning
+from tide.cli.approvals import require_approval
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
+from tide.domain import CanaryRefusal, ReplicaSwap
 from tide.errors import EngineError
 from tide.history import serving_at
+from tide.replicas import describe
 
 commands = typer.Typer()
 snapshot = typer.Typer(no_args_is_help=True, help="The states commit that experiments are made on.")
@@ -64,6 +68,8 @@ def serving(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
         print(json.dumps({"serving": truth.model_dump(mode="json"), "replicas": found}))
         return
     print(f"generation {truth.generation}, stable {truth.stable.digest if truth.stable else 'none'}")
+    if truth.canary:
+        print(f"  on trial: {truth.canary.draft} on {', '.join(truth.canary.replicas)}, by {truth.canary.run}")
     for name, draft in found.items():
         print(f"  {name}: {draft}")
 
@@ -151,34 +157,59 @@ def roll_out(
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    """Put a candidate with a signed `promote` verdict into serving. Works with Prefect down; resumes a killed one."""
+    """Put a candidate with a signed `promote` verdict into serving. Works with Prefect down; resumes a killed one.
+
+    Exit 1 when the canary refused it: the incumbent serves.
+    """
     config = use_stack(home)
-    promotion = rollout.resume(wiring.site(config), wiring.authority(config), branch)
-    done = f"generation {promotion.generation}: draft {promotion.draft} serves"
-    print(promotion.to_json() if as_json else done)
+    require_approval(config, branch)
+    outcome = rollout.resume(wiring.site(config), wiring.authority(config), branch)
+    if as_json:
+        print(outcome.to_json())
+    elif isinstance(outcome, CanaryRefusal):
+        reasons = "; ".join(outcome.report.reasons)
+        print(f"refused by the canary ({outcome.report.outcome}): {reasons}; {outcome.previous or 'no draft'} serves")
+        _print_replicas(outcome.replicas)
+    else:
+        print(f"generation {outcome.generation}: draft {outcome.draft} serves")
+        _print_replicas(outcome.replicas)
+    raise typer.Exit(int(isinstance(outcome, CanaryRefusal)))
 
 
 @commands.command()
 def rollback(
+    to: Annotated[
+        str | None, typer.Option(help="gen-N, or a promoted draft's digest or its beginning; else the previous draft.")
+    ] = None,
     generation: Annotated[
         int | None, typer.Option(help="The generation to leave; with it, running this twice goes back once.")
     ] = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    """Put the previous draft back into serving on every replica. Works with Prefect down."""
+    """Put a draft that was promoted before back into serving on every replica. Works with Prefect down."""
     config = use_stack(home)
-    promotion = rollout.rollback(wiring.site(config), wiring.authority(config), expected_generation=generation)
-    done = f"generation {promotion.generation}: draft {promotion.draft} serves again"
-    print(promotion.to_json() if as_json else done)
+    promotion = rollout.rollback(wiring.site(config), wiring.authority(config), expected_generation=generation, to=to)
+    if as_json:
+        print(promotion.to_json())
+        return
+    print(f"generation {promotion.generation}: draft {promotion.draft} serves again")
+    _print_replicas(promotion.replicas)
+
+
+def _print_replicas(swaps: Sequence[ReplicaSwap]) -> None:
+    for swap in swaps:
+        print(f"  {describe(swap)}")
 
 
 @commands.command()
 def reconcile(home: Home = DEFAULT_HOME) -> None:
-    """Make every replica match `serving.json`, if the promoter signed for it."""
+    """Make every replica match `serving.json`, if the promoter signed for it; exit 1 when one is out of service."""
     config = use_stack(home)
-    swaps = rollout.reconcile(wiring.site(config), wiring.trusted(config))
+    signer = wiring.authority(config) if config.signing_key_file else wiring.trusted(config)
+    swaps = rollout.reconcile(wiring.site(config), signer)
     for swap in swaps:
-        print(f"{swap.replica}: {swap.before[:12]} -> {swap.after[:12]} in {swap.seconds:.3f} s")
+        print(describe(swap))
     if not swaps:
         print("every replica matches serving.json")
+    raise typer.Exit(int(any(swap.out_of_service for swap in swaps)))

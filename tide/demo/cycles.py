@@ -19,6 +19,7 @@ from tide.config import Settings
 from tide.demo.report import Cycle
 from tide.domain import DraftModel, DriftReport, Promotion, Verdict, WindowManifest
 from tide.errors import NotFound, ServiceError
+from tide.prefect_runs import PrefectRuns
 from tide.serving_file import candidate_on
 from tide.spool import sum_counts
 from tide.store.base import Store
@@ -69,6 +70,27 @@ class Cycles:
                 run.terminate()
         if run.returncode:
             raise ServiceError(f"flow {flow} did not complete: {output.read_text()[-1500:]}\nsee {self._logs}")
+
+    def follow(self, flow: str, detail: Callable[[str], None]) -> None:
+        """Wait until the runs of a flow that another one started have ended; at once when there are none.
+
+        Raises:
+            ServiceError: the newest did not complete, or one waits for a person, whom the demo does not have.
+        """
+        runs = PrefectRuns(self._env["PREFECT_API_URL"], self._env.get("PREFECT_API_AUTH_STRING", ""))
+        positions = {log: log.stat().st_size for log in self._logs.glob("worker-*.log")}
+        found = runs.of_flow(flow)
+        while not all(run.final for run in found):
+            if waiting := [run.id for run in found if run.type == "PAUSED"]:
+                raise ServiceError(f"run {waiting[0]} of {flow} waits for approval: the demo's policy asks nobody")
+            time.sleep(1.0)
+            self._follow(positions, detail)
+            found = runs.of_flow(flow)
+        if found and found[0].type != "COMPLETED":
+            raise ServiceError(
+                f"flow {flow} did not complete: run {found[0].id} is {found[0].state}: {found[0].message[:1500]}\n"
+                f"see {self._logs}"
+            )
 
     def _follow(self, positions: dict[Path, int], detail: Callable[[str], None]) -> None:
         for log in self._logs.glob("worker-*.log"):

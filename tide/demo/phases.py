@@ -121,7 +121,7 @@ def _promote_cached(story: Story, cached: Path, detail: Callable[[str], None]) -
 
 
 def _adapt(story: Story, detail: Callable[[str], None], background: BackgroundLoad | None = None, **params: str) -> str:
-    """Run `adapt/adapt`; returns the branch of its candidate, or '' when the drift gate did not ask for one."""
+    """Run `adapt/adapt` and the promotion it starts; the branch of its candidate, '' when no draft was asked for."""
     known, fresh = story.runner.candidate_branches(), [""]
 
     def poll() -> None:
@@ -132,6 +132,7 @@ def _adapt(story: Story, detail: Callable[[str], None], background: BackgroundLo
 
     story.runner.run("adapt", detail, poll, **params)
     poll()
+    story.runner.follow("promote", detail)
     drift = story.runner.newest_drift()
     if drift:
         story.progress.say(f"   drift gate: {drift.decision} ({drift.cause or '-'}): {'; '.join(drift.reasons)}")

@@ -5,7 +5,7 @@ Owns the numbers of the story, in one place. Knows nothing of how a phase is car
 
 from __future__ import annotations
 
-from tide.config import CapturePolicy, DriftPolicy, Policy, PromotionPolicy
+from tide.config import CanaryPolicy, CapturePolicy, DriftPolicy, Policy, PromotionPolicy
 from tide.domain import TrainingConfig, Value
 
 
@@ -99,7 +99,7 @@ def policy(plan: Plan, steps: int) -> Policy:
         steps: optimiser steps of the training run.
     """
     return Policy(
-        capture=CapturePolicy(window_s=5),
+        capture=CapturePolicy(window_s=5, floor_rate=1.0),
         drift=DriftPolicy(
             min_requests=min(30, plan.second_look_requests * 2 // 3),
             baseline_requests=max(2, plan.baseline_requests * 2 // 3),
@@ -114,6 +114,8 @@ def policy(plan: Plan, steps: int) -> Policy:
         train=TrainingConfig(epochs=50, max_steps=steps, learning_rate=2e-3, prompt_rows=32, checkpoints=3),
         # A slice of a handful of requests cannot settle a margin of .05: it is reported, and decides from ten on.
         promotion=PromotionPolicy(min_requests=5, min_slice_requests=10),
+        # The first promotion restarts the only server, and nobody is served meanwhile: a long watch would see nothing.
+        canary=CanaryPolicy(wait_s=15, max_requests=20, min_requests=5, poll_s=1),
         train_tokens=60_000,
         gate_requests=30,
         selection_requests=20,

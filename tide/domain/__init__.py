@@ -3,6 +3,8 @@
 Owns names, schema versions and what makes two things the same. Knows nothing of files, clients, tensors or clocks.
 """
 
+from tide.domain.approval import Approval, ApprovalAnswer, ApprovalRequest, ApprovalSettlement, Proposal
+from tide.domain.canary import CanaryLease, CanaryRefusal, CanaryReport
 from tide.domain.choices import CheckpointChoice, CheckpointScore, CostDecision, PoolChoice
 from tide.domain.decisions import (
     ACCEPTANCE_DEFINITION,
@@ -15,7 +17,7 @@ from tide.domain.decisions import (
     SliceVerdict,
     Verdict,
 )
-from tide.domain.drafts import DraftModel, TrainingConfig, TrainingProgress
+from tide.domain.drafts import DraftModel, PreflightConfig, TrainingConfig, TrainingProgress
 from tide.domain.erasure import ErasedObject, Erasure, ErasureDone
 from tide.domain.identity import (
     GATE_BUCKETS,
@@ -30,15 +32,24 @@ from tide.domain.identity import (
     split_of,
 )
 from tide.domain.profile import EngineProfile, ProfilePoint
-from tide.domain.serving import LineageRecord, Promotion, ReplicaSwap, Serving, ServingDraft
+from tide.domain.replicas import ReplicaSwap
+from tide.domain.serving import LineageRecord, Promotion, Serving, ServingDraft
 from tide.domain.signed import Attestation, KeyId, Signed, SignedKind
-from tide.domain.states import HarvestResult, RequestSegment, Shard, ShardRequest, Snapshot, WindowManifest
+from tide.domain.states import PROBE_SLICE, HarvestResult, RequestSegment, Shard, ShardRequest, Snapshot, WindowManifest
 
 __all__ = [
     "ACCEPTANCE_DEFINITION",
     "GATE_BUCKETS",
+    "PROBE_SLICE",
     "SELECTION_BUCKETS",
+    "Approval",
+    "ApprovalAnswer",
+    "ApprovalRequest",
+    "ApprovalSettlement",
     "Attestation",
+    "CanaryLease",
+    "CanaryRefusal",
+    "CanaryReport",
     "CheckpointChoice",
     "CheckpointScore",
     "CostDecision",
@@ -59,8 +70,10 @@ __all__ = [
     "LineageRecord",
     "PoolChoice",
     "PredictedThroughput",
+    "PreflightConfig",
     "ProfilePoint",
     "Promotion",
+    "Proposal",
     "Record",
     "ReplicaSwap",
     "RequestScore",

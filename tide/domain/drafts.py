@@ -9,11 +9,31 @@ from pydantic import Field
 from tide.domain.identity import Digest, DraftContract, Record, TargetContract, Value
 
 
+class PreflightConfig(Record):
+    """What a training worker must have before any data is loaded."""
+
+    memory_share: float = Field(default=0.9, gt=0, le=1)
+    """Share of a device's memory that the estimate of a run may take."""
+    disk_share: float = Field(default=0.9, gt=0, le=1)
+    """Share of the free disk space that the run may take."""
+    rehearsal_s: float = Field(default=600.0, gt=0)
+    """Longest time for the rehearsal: three steps on every rank, start-up and compilation included."""
+
+
 class TrainingConfig(Record):
     """Knobs of one training run, as given to SpecForge."""
 
     epochs: int = Field(default=2, ge=1)
     batch_size: int = Field(default=4, ge=1)
+    """Samples of one optimizer step, over all ranks: it must divide among them."""
+    device_batch_size: int | None = Field(default=None, ge=1)
+    """Samples that one rank computes at once; fewer than its share of ``batch_size`` are accumulated. None: all."""
+    ranks: int | None = Field(default=None, ge=1)
+    """Data-parallel processes, ``TIDE_TRAIN_RANKS`` over it; None: one a GPU (on MI250 one a GCD), or one on a CPU."""
+    attention_backend: Literal["sdpa", "flex_attention"] | None = None
+    """None: ``flex_attention`` on GPUs, ``sdpa``, which materialises length x length scores, on a CPU."""
+    no_progress_s: float = Field(default=300.0, gt=0)
+    """Longest time between two steps; then the whole process group is ended."""
     learning_rate: float = Field(default=1e-3, gt=0, lt=1)
     ttt_length: int = Field(default=3, ge=1, le=16)
     max_length: int = Field(default=512, ge=16)
@@ -25,6 +45,7 @@ class TrainingConfig(Record):
     min_vocab_coverage: float = Field(default=0.95, ge=0, le=1)
     """Below this share of generated tokens inside the parent's draft vocabulary, the vocabulary is chosen anew."""
     seed: int = 0
+    preflight: PreflightConfig = PreflightConfig()
 
 
 class TrainingProgress(Record):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from tide.domain.identity import Digest, Record, Value
+from tide.domain.canary import CanaryLease, CanaryReport
+from tide.domain.identity import Digest, GrownRecord, Record, Value
+from tide.domain.replicas import ReplicaSwap
 
 
 class ServingDraft(Value):
@@ -23,21 +25,14 @@ class Serving(Record):
     generation: int = Field(default=0, ge=0)
     stable: ServingDraft | None = None
     previous: ServingDraft | None = None
-    canary: None = None
+    canary: CanaryLease | None = None
+    """The candidate on trial; what serves is ``stable`` all the same."""
 
 
-class ReplicaSwap(Record):
-    """What one replica did during a rollout."""
+class Promotion(GrownRecord):
+    """A change of ``serving.json``, and what the replicas did; on main with those that had changed by its merge."""
 
-    replica: str
-    before: str
-    after: str
-    seconds: float
-    restarted: bool = False
-
-
-class Promotion(Record):
-    """A change of ``serving.json`` carried out on every replica."""
+    LATER: ClassVar[frozenset[str]] = frozenset({"canary"})
 
     schema_version: Literal[1] = 1
     kind: Literal["promotion", "rollback"]
@@ -47,13 +42,27 @@ class Promotion(Record):
     verdict: str | None
     replicas: tuple[ReplicaSwap, ...]
     at: float
+    canary: CanaryReport | None = None
+    """What was seen on the first replica before the others followed; None for a rollback, which tries nothing."""
 
 
 class LineageRecord(Record):
     """What stands in a commit's metadata: kind, the thing made, and what it was made from."""
 
     schema_version: Literal[1] = 1
-    kind: Literal["states", "candidate", "pooled", "verdict", "promotion", "rollback", "guard", "erasure", "retention"]
+    kind: Literal[
+        "states",
+        "candidate",
+        "pooled",
+        "verdict",
+        "canary",
+        "release",
+        "promotion",
+        "rollback",
+        "guard",
+        "erasure",
+        "retention",
+    ]
     subject: str
     parents: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, str] = Field(default_factory=dict)

@@ -11,7 +11,7 @@ from tide.domain.identity import Digest, Record
 KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 """First half of the sha256 of a public key's 32 bytes."""
 
-SignedKind = Literal["verdict", "attestation", "approval", "promotion", "rollback"]
+SignedKind = Literal["verdict", "attestation", "approval", "promotion", "rollback", "canary"]
 
 
 class Signed(Record):

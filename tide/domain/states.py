@@ -8,6 +8,10 @@ from pydantic import Field
 
 from tide.domain.identity import Digest, Record, TargetContract
 
+PROBE_SLICE = "tide-probe"
+"""Slice of the requests that TIDE itself sends, to profile an engine or to see that it generates: in the request table,
+but no traffic of the service's users."""
+
 
 class ShardRequest(Record):
     """One request inside a shard, in the order of its rows."""

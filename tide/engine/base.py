@@ -105,6 +105,14 @@ class Engine(ABC):
         """Answer one chat. ``conversation``, ``slice`` and ``no_logs`` reach the tap as ``custom_params.tide``."""
 
     @abstractmethod
+    def probe(self, *, timeout_s: float) -> Generation:
+        """A short answer that TIDE itself asks for, to see that the replica generates, and with verify steps.
+
+        It is no traffic: of the slice ``PROBE_SLICE``, its states never logged. Raises EngineUnavailable when it takes
+        longer: a web server may answer for an hour without a scheduler.
+        """
+
+    @abstractmethod
     def active_draft(self) -> str:
         """Digest of the draft in serving, or ``none``."""
 
@@ -113,6 +121,13 @@ class Engine(ABC):
         """Replace the draft while serving: pause in place, swap, continue. Continue always happens.
 
         Raises SwapRefused when the engine refused; the draft in serving is then unchanged.
+        """
+
+    @abstractmethod
+    def set_capture_rate(self, rate: float) -> None:
+        """Capture the states of this share of the requests that arrive from now on, 0 to 1; counters stay whole.
+
+        It holds until the replica starts again. Raises EngineError when the replica captures nothing or refuses.
         """
 
     @abstractmethod

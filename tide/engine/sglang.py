@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
 
+from tide.domain import PROBE_SLICE
 from tide.engine.base import Engine, EngineFacts, Generation, Speculation, SwapResult
 from tide.engine.sglang_answers import read_facts, read_generation, read_reason, read_speculation
 from tide.errors import EngineError, EngineUnavailable, SwapRefused
 
 CONTINUE_ATTEMPTS = 5
+PROBE, PROBE_TOKENS = {"role": "user", "content": "Count from one to ten."}, 8
 _UNAVAILABLE = (429, 502, 503, 504)
 
 
@@ -101,8 +103,25 @@ class SglangEngine(Engine):
         request: str | None = None,
     ) -> Generation:
         """Answer one chat. ``conversation``, ``slice`` and ``no_logs`` reach the tap as ``custom_params.tide``."""
-        tide: dict[str, Any] = {"no_logs": no_logs}
-        tide |= {k: v for k, v in (("conversation", conversation), ("slice", slice)) if v is not None}
+        params = {"conversation": conversation, "slice": slice, "no_logs": no_logs}
+        return self._chat(messages, params, max_new_tokens, temperature, ignore_eos, request, self._generate_timeout)
+
+    def probe(self, *, timeout_s: float) -> Generation:
+        """A short answer that TIDE itself asks for, to see that the replica generates, and with verify steps."""
+        params = {"slice": PROBE_SLICE, "no_logs": True}
+        return self._chat([PROBE], params, PROBE_TOKENS, 0.0, True, None, timeout_s)
+
+    def _chat(
+        self,
+        messages: Sequence[dict[str, str]],
+        params: Mapping[str, Any],
+        max_new_tokens: int,
+        temperature: float,
+        ignore_eos: bool,
+        request: str | None,
+        timeout_s: float,
+    ) -> Generation:
+        tide = {name: value for name, value in params.items() if value is not None}
         body = {
             "model": "default",
             "messages": list(messages),
@@ -116,7 +135,7 @@ class SglangEngine(Engine):
         if request is not None:
             body["rid"] = request
         started = time.perf_counter()
-        answer = self._call("POST", "/v1/chat/completions", body, timeout=self._generate_timeout).json()
+        answer = self._call("POST", "/v1/chat/completions", body, timeout=timeout_s).json()
         return read_generation(answer, time.perf_counter() - started)
 
     def active_draft(self) -> str:
@@ -152,6 +171,15 @@ class SglangEngine(Engine):
                 f"{self.name}: weights were updated, but not by the tide plugin (answer: {message[:200]!r}); "
                 "install tide beside the engine, set TIDE_DRAFT_DIR, and restart it"
             ) from error
+
+    def set_capture_rate(self, rate: float) -> None:
+        """Capture the states of this share of the requests that arrive from now on, 0 to 1. Needs the admin key."""
+        taken = self._call("POST", "/set_internal_state", {"server_args": {"tide_sample_rate": rate}}).json()
+        if not (isinstance(taken, list) and taken and all(taken)):
+            raise EngineError(
+                f"{self.name}: a capture rate of {rate} was refused (answer: {str(taken)[:80]}): it takes 0 to 1, and "
+                "only where the tide plugin captures (TIDE_SPOOL_DIR); the server's log says more"
+            )
 
     def flush_cache(self) -> None:
         """Drop the prefix cache; only an idle replica can, others raise EngineError."""

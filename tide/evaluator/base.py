@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from tide.domain import EvalReport, Split
+from tide.domain import EvalReport, RequestScore, Split
 
 
 class Evaluator(ABC):
@@ -45,4 +46,33 @@ class Evaluator(ABC):
             DraftError: the draft's files are refused.
             ContractMismatch: draft, shards and bundle are not of one target.
             EvaluationError: no such request of this split is in the shards, or an argument cannot be served: names it.
+        """
+
+    @abstractmethod
+    def walk(
+        self,
+        draft: Path,
+        shards: Sequence[Path],
+        requests: AbstractSet[str],
+        *,
+        bundle: Path,
+        steps: int,
+        topk: int = 1,
+        draft_tokens: int | None = None,
+        temperature: float = 0.0,
+    ) -> list[RequestScore]:
+        """What a draft would have had on named requests, whatever their split: no report, and nothing to train by.
+
+        For requests served after every draft concerned was trained, which none of them can have learnt. Left out are
+        those too short for a verify step, and those whose shard lacks most of their prompt: trimmed, or found in the
+        prefix cache.
+
+        Args:
+            draft, bundle, steps, topk, draft_tokens, temperature: as in ``evaluate``.
+            shards: of ``train`` or ``held_out``.
+            requests: names of requests, all decoded at this temperature.
+
+        Raises:
+            DraftError, ContractMismatch, EvaluationError: as ``evaluate``, but that nothing to walk is no error.
+            ShardError: a shard cannot be read.
         """

@@ -7,8 +7,9 @@ are walked together in ``walker``, the counting is in ``acceptance``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -55,19 +56,12 @@ class Eagle3Evaluator(Evaluator):
             EvaluationError: also for a training conversation among the held-out ones, and one request that stands in
                 two shards.
         """
-        if not (temperature >= 0 and math.isfinite(temperature)):
-            raise EvaluationError(f"temperature is {temperature}; 0 for greedy decoding, or what sampling divides by")
-        files, contract = load_draft(draft), bundle_contract(bundle)
-        _check_identity(draft, files, contract)
-        shape = TreeShape.of(steps, topk, draft_tokens, files.contract.draft_vocab_size)
-        embedding, head = head_keys(bundle)
-        module = Eagle3Draft(files, load_tensor(bundle, embedding))
-        target = SampledTarget(load_tensor(bundle, head)[: contract.vocab_size], temperature) if temperature else None
+        walk = _Prepared.of(draft, bundle, steps, topk, draft_tokens, temperature)
+        files, contract, shape = walk.files, walk.target, walk.shape
         with torch.inference_mode():
             requests = _requests(shards, contract, split, sampled=temperature > 0)
-            walks = Walker(module, shape, target).walk(requests)
             # No request outlives its walk: its rows are what memory goes to.
-            scored = [(score_of(request, walk, shape), request.info.sampling) for request, walk in walks]
+            scored = [(score_of(request, done, shape), request.info.sampling) for request, done in walk.over(requests)]
         scored = [(score, sampling) for score, sampling in scored if score.verify_steps]
         if not scored:
             raise EvaluationError(_nothing(len(shards), split, temperature))
@@ -82,6 +76,54 @@ class Eagle3Evaluator(Evaluator):
             sampling=regime_of({sampling for _, sampling in scored}, temperature),
             scores=tuple(score for score, _ in scored),
         )
+
+    def walk(
+        self,
+        draft: Path,
+        shards: Sequence[Path],
+        requests: AbstractSet[str],
+        *,
+        bundle: Path,
+        steps: int,
+        topk: int = 1,
+        draft_tokens: int | None = None,
+        temperature: float = 0.0,
+    ) -> list[RequestScore]:
+        """See Evaluator.walk."""
+        walk = _Prepared.of(draft, bundle, steps, topk, draft_tokens, temperature)
+        with torch.inference_mode():
+            named = _named(shards, walk.target, requests)
+            scores = [score_of(request, done, walk.shape) for request, done in walk.over(named)]
+        return [score for score in scores if score.verify_steps]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A draft ready to walk: loaded, and of the bundle's target."""
+
+    files: DraftFiles
+    target: TargetContract
+    shape: TreeShape
+    _walker: Walker
+
+    @classmethod
+    def of(
+        cls, draft: Path, bundle: Path, steps: int, topk: int, draft_tokens: int | None, temperature: float
+    ) -> _Prepared:
+        """Raises DraftError, ContractMismatch, EvaluationError."""
+        if not (temperature >= 0 and math.isfinite(temperature)):
+            raise EvaluationError(f"temperature is {temperature}; 0 for greedy decoding, or what sampling divides by")
+        files, contract = load_draft(draft), bundle_contract(bundle)
+        _check_identity(draft, files, contract)
+        shape = TreeShape.of(steps, topk, draft_tokens, files.contract.draft_vocab_size)
+        embedding, head = head_keys(bundle)
+        module = Eagle3Draft(files, load_tensor(bundle, embedding))
+        target = SampledTarget(load_tensor(bundle, head)[: contract.vocab_size], temperature) if temperature else None
+        return cls(files, contract, shape, Walker(module, shape, target))
+
+    def over(self, requests: Iterable[RequestStates]) -> Iterator[tuple[OpenRequest, Walk]]:
+        """Every request and its walk, in order."""
+        return self._walker.walk(requests)
 
 
 def regime_of(sampling: AbstractSet[str], temperature: float) -> str:
@@ -137,9 +179,27 @@ def _requests(
                     yield reader.request(index)
 
 
-def _check_shard(path: Path, manifest: Shard, target: TargetContract) -> None:
+def _named(shards: Sequence[Path], target: TargetContract, wanted: AbstractSet[str]) -> Iterator[RequestStates]:
+    """The requests of these names with most of their prompt, each once."""
+    left = set(wanted)
+    for path in shards:
+        with ShardReader(path) as reader:
+            _check_target(path, reader.manifest, target)
+            for index, info in enumerate(reader.manifest.requests):
+                if info.request in left:
+                    left.remove(info.request)
+                    states = reader.request(index)
+                    if 2 * states.first_row <= states.prompt_len:
+                        yield states
+
+
+def _check_target(path: Path, manifest: Shard, target: TargetContract) -> None:
     if parts := target.differences(manifest.target):
         raise ContractMismatch(f"bundle and shard {path.name}: target", parts)
+
+
+def _check_shard(path: Path, manifest: Shard, target: TargetContract) -> None:
+    _check_target(path, manifest, target)
     if manifest.split != Split.GATE.folder:
         raise EvaluationError(f"shard {path.name} is of the {manifest.split} split: the draft may have learnt it")
     for info in manifest.requests:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tide.domain import Split, split_of
+from tide.domain import PROBE_SLICE, Split, split_of
 
 _SLICE = re.compile(r"^[A-Za-z0-9._:/-]{1,64}$")
 _LENGTHS = (256, 1024, 4096, 16384)
@@ -72,11 +72,11 @@ class Admitter:
         self._min, self._max, self._turn = min_tokens, max_tokens, turn or (lambda ids: ids)
 
     def decide(self, facts: RequestFacts) -> Admission:
-        """Admit or refuse; an opted-out request gets no conversation, slice or split."""
-        request = request_hash(self._key, facts.rid)
+        """Admit or refuse; an opted-out request gets no conversation, slice or split, a probe keeps its slice alone."""
+        request, named = request_hash(self._key, facts.rid), tide_params(facts.custom_params)
         if opted_out(facts.no_logs, facts.custom_params):
-            return Admission(request, "no_logs", True, None, None, None)
-        named = tide_params(facts.custom_params)
+            probe = PROBE_SLICE if named.get("slice") == PROBE_SLICE else None
+            return Admission(request, "no_logs", True, None, probe, None)
         conversation = self._conversation(facts, named)
         return Admission(
             request=request,

@@ -196,7 +196,7 @@ def _script(request: FinishedRequest) -> str:
 
 def _slice(request: FinishedRequest, script: str | None) -> str | None:
     if request.admission.opted_out:
-        return None
+        return request.admission.slice
     return request.admission.slice or f"{script}-{length_bucket(request.prompt_tokens)}"
 
 
@@ -218,10 +218,11 @@ def _table_row(request: FinishedRequest, run: Run | None, script: str | None) ->
         finish_reason=request.finish_reason,
         captured_rows=0 if run is None else run.aux.shape[0],
         opted_out=admission.opted_out,
+        slice=_slice(request, script),
     )
     if admission.opted_out:
         return row
-    row |= {"conversation": admission.conversation, "split": admission.split, "slice": _slice(request, script)}
+    row |= {"conversation": admission.conversation, "split": admission.split}
     row |= {"script": script, "token_sketch": token_sketch(answer)}
     if run is not None:
         generated = max(0, request.prompt_tokens - 1 - run.first)

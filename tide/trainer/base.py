@@ -9,8 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from tide.domain import Record, TargetContract, TrainingConfig, TrainingProgress, Value
+from tide.errors import TrainingError
 
 ProgressCallback = Callable[[TrainingProgress], None]
 
@@ -53,6 +55,35 @@ class TrainingResult(Record):
     environment: dict[str, str]
 
 
+class Finding(Value):
+    """One check of a worker before it trains."""
+
+    name: str
+    state: Literal["ok", "wrong", "unknown"]
+    """``unknown``: it could not be looked at; that alone does not refuse a run."""
+    detail: str
+    fix: str = ""
+
+
+class Preflight(Record):
+    """Whether a worker can do a run, found out before any data is loaded."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        """What refuses the run; none when it can go on."""
+        return tuple(finding for finding in self.findings if finding.state == "wrong")
+
+    def check(self) -> None:
+        """Raises TrainingError naming every finding that is wrong, and how to mend it."""
+        if self.wrong:
+            told = "; ".join(
+                f"{f.name}: {f.detail} ({f.fix})" if f.fix else f"{f.name}: {f.detail}" for f in self.wrong
+            )
+            raise TrainingError(f"this worker cannot train: {told}")
+
+
 class Trainer(ABC):
     """Trains drafts without ever loading the target model."""
 
@@ -81,6 +112,28 @@ class Trainer(ABC):
             ContractMismatch: shards, parent and bundle are not of one target.
             BadInputError: no usable sample is left.
             TrainingDiverged, TrainingStalled, TrainingCancelled, TrainingError.
+        """
+
+    @abstractmethod
+    def preflight(
+        self,
+        config: TrainingConfig,
+        *,
+        target: TargetContract,
+        tokens: int,
+        parent: Path | None,
+        bundle: Path,
+        workdir: Path,
+        rehearse: bool | None = None,
+    ) -> Preflight:
+        """Look at the worker before any data is loaded: devices, driver, disk, memory, bundle, and a few real steps.
+
+        Args:
+            target: what the states were captured of.
+            tokens: rows that the run will train on.
+            parent: folder of the draft to start from.
+            workdir: where the run will have its scratch folder.
+            rehearse: train three steps on made-up rows; None: when there are collectives or a GPU to try.
         """
 
     @abstractmethod

@@ -22,6 +22,10 @@ FC_NOISE_STD = 0.01
 
 _COPIED = ("hidden_size", "num_attention_heads", "num_key_value_heads", "hidden_act", "rms_norm_eps", "vocab_size")
 _COPIED_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_SHARED_ROPE = ("linear", "llama3")
+"""Scalings that SpecForge, SGLang and our walk compute alike. YaRN is not among them: SpecForge 0.2.0 rounds its
+correction range where gpt-oss says not to (``truncate: false``), so a draft would be served with other angles than it
+was trained with. A draft's RoPE is its own: under such a target it is the plain one."""
 
 
 def draft_config(target: Path, aux_layers: Sequence[int], draft_vocab_size: int) -> dict[str, Any]:
@@ -43,7 +47,7 @@ def draft_config(target: Path, aux_layers: Sequence[int], draft_vocab_size: int)
     if missing or theta is None:
         lacking = ", ".join(missing or ["rope_theta"])
         raise BadInputError(f"{target}/config.json lacks {lacking}: no draft can be shaped after it")
-    plain = rope.get("rope_type", rope.get("type", "default")) == "default"
+    shared = rope.get("rope_type", rope.get("type", "default")) in _SHARED_ROPE
     return {
         **{name: found[name] for name in needed},
         **{name: _one_id(found.get(name)) for name in _COPIED_IDS},
@@ -55,7 +59,7 @@ def draft_config(target: Path, aux_layers: Sequence[int], draft_vocab_size: int)
         "target_hidden_size": found["hidden_size"],
         "draft_vocab_size": min(draft_vocab_size, int(found["vocab_size"])),
         "rope_theta": float(theta),
-        "rope_scaling": None if plain else rope,
+        "rope_scaling": rope if shared else None,
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,

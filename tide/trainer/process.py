@@ -1,6 +1,8 @@
-"""The training process: started in a group of its own, read line by line, and ended as a group whatever happens.
+"""The training process: started in a group of its own, read line by line, and ended with all it started, in any case.
 
-Owns the promise that no process of a run outlives the call that started it. Knows nothing of SpecForge or of progress.
+Owns the promise that no process of a run outlives the call that started it. torchrun gives each rank a session of its
+own, which no signal to the group reaches: every process of a run therefore carries a mark in its environment. Knows
+nothing of SpecForge or of progress.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import signal
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -26,11 +29,13 @@ EXIT_S = 60.0
 """For the process to exit by itself after it has closed its output."""
 EMPTY_S = 5.0
 """For the rest of the group to vanish after SIGKILL."""
+MARK = "TIDE_TRAINER_MARK"
+"""Environment variable that every process of a run inherits, with a value of that run alone."""
 _TAIL_LINES = 15
 
 
 class GroupProcess:
-    """One command in its own session. Use as a context manager; leaving it ends the whole group.
+    """One command in its own session. Use as a context manager; leaving it ends whatever came of it.
 
     Args:
         command: program and arguments.
@@ -44,10 +49,11 @@ class GroupProcess:
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path) -> None:
         self.log = log
+        self.mark = uuid.uuid4().hex
         try:
             self._process: subprocess.Popen[str] = subprocess.Popen(
                 list(command),
-                env=dict(env),
+                env={**env, MARK: self.mark},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -106,14 +112,14 @@ class GroupProcess:
             raise TrainingError(f"training: exit code {code}; see {self.log}\n{self.tail()}")
 
     def end(self) -> int:
-        """End every process of the group, politely first; returns the leader's exit code. Safe to call again."""
+        """End every process of the run, politely first; returns the leader's exit code. Safe to call again."""
         if self._process.returncode is None:
             self._signal(signal.SIGTERM)
             self._exited(GRACE_S)
             # Until it is reaped below, the leader is at worst a zombie: the group id cannot be anybody else's.
             self._signal(signal.SIGKILL)
             self._process.wait()
-            self._await_empty()
+            self._end_the_rest()
         self._reader.join(GRACE_S)
         if self._process.stdout is not None and not self._reader.is_alive():
             self._process.stdout.close()
@@ -139,11 +145,19 @@ class GroupProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def _await_empty(self) -> None:
-        """A killed orphan takes a moment to go."""
+    def _end_the_rest(self) -> None:
+        """What left the group, and killed orphans, which take a moment to go."""
         deadline = time.monotonic() + EMPTY_S
-        while _live_members(self._process.pid) and time.monotonic() < deadline:
+        while (left := self.members()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
+
+    def members(self) -> list[int]:
+        """Processes of the run that live: of the group, or with its mark."""
+        wanted = f"{MARK}={self.mark}".encode()
+        return [pid for pid, group in _live() if group == self._process.pid or wanted in _environment(pid)]
 
     def _exited(self, timeout_s: float) -> bool:
         """Wait for the leader without reaping it."""
@@ -155,16 +169,23 @@ class GroupProcess:
         return True
 
 
-def _live_members(group: int) -> list[int]:
-    """Processes of a group; zombies, which hold nothing and may wait for ever where nobody reaps orphans, left out."""
+def _live() -> list[tuple[int, int]]:
+    """(process, group) of this machine; zombies, which hold nothing and may wait for ever, left out."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             # The command, field 2, may itself hold spaces and brackets: count from behind it.
-            state, _, owner = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(owner) == group and state not in {"Z", "X"}:
-                found.append(int(entry.name))
+            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            if state not in {"Z", "X"}:
+                found.append((int(entry.name), int(group)))
     return found
+
+
+def _environment(pid: int) -> list[bytes]:
+    """What a process was started with; empty where it is not ours to read."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []
 
 
 @contextlib.contextmanager

@@ -50,13 +50,13 @@ class Watch:
         self._first: tuple[int, float] | None = None
 
     def read(self, line: str, now: float) -> TrainingProgress | None:
-        """Take one line; returns progress when it reports a step.
+        """Take one line; returns progress when it reports a step. Each rank may report the same one.
 
         Raises:
             TrainingDiverged: the loss was 0 or not finite for too many steps in a row.
         """
         found = parse_step(line)
-        if found is None or found[1] is None:
+        if found is None or found[1] is None or found[0] <= self.step:
             return None
         self.step, self.loss = found[0], found[1]
         self._moved = now

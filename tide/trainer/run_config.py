@@ -1,11 +1,12 @@
 """SpecForge's own configuration and environment for one run, on whatever this machine has.
 
-Owns the translation of TrainingConfig into SpecForge's YAML, and what differs between a CPU and GPUs. Writes nothing
-and starts nothing.
+Owns the translation of TrainingConfig into SpecForge's YAML, how a batch is shared out among ranks, and what differs
+between a CPU and GPUs. Writes nothing and starts nothing.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -13,37 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from tide.domain import TrainingConfig
-from tide.trainer.specforge_cpu import PARENT
+from tide.errors import ConfigError
+from tide.trainer.binding import PARENT
+from tide.trainer.hardware import Hardware
 
 RUN_ID = "tide"
 THREADS = "TIDE_TRAIN_THREADS"
 """Environment variable: CPU threads of a training process; 1 unless set."""
+_ONE_NODE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""All ranks are on this machine: they find each other over loopback, whatever its network is."""
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What a run is given. The GPU side (CUDA or ROCm, which appears as CUDA) was never run by us."""
-
-    kind: str
-    """``cpu`` or ``gpu``."""
-    ranks: int = 1
-    """Data-parallel processes: one a GPU, on MI250 one a GCD."""
-
-    @property
-    def dtype(self) -> str:
-        """What the draft computes in. float32 on a CPU: without bfloat16 instructions bfloat16 is 5 to 50 times slower,
-        with them no faster at our sizes. Drafts are exported in bfloat16 either way."""
-        return "bfloat16" if self.kind == "gpu" else "float32"
-
-    @classmethod
-    def detect(cls) -> Hardware:
-        """All GPUs of this machine, or its CPU."""
-        return cls("gpu", torch.cuda.device_count()) if torch.cuda.is_available() else cls("cpu")
 
 
 @dataclass(frozen=True)
@@ -61,27 +44,61 @@ class RunPaths:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps of a run."""
+    """Steps of a run, and how each is shared out."""
 
     batch_size: int
-    """Samples a step and rank."""
+    """Samples that a rank computes at once."""
     total_steps: int
+    """Optimizer steps."""
     save_interval: int
     compact_teacher: bool = True
     """SpecForge refuses it for a draft that knows the target's whole vocabulary."""
+    accumulation: int = 1
+    """Batches of a rank that make one optimizer step."""
 
     @classmethod
     def of(cls, config: TrainingConfig, samples: int, *, ranks: int = 1, compact_teacher: bool = True) -> Plan:
         """Whole batches only, as SpecForge drops the last partial one; checkpoints evenly spaced, the last at the end.
 
+        An optimizer step takes ``config.batch_size`` samples however many ranks there are, unless there are fewer
+        samples than that. Each rank gets its share of every epoch, the same number for all: SpecForge repeats a few
+        samples where they do not divide.
+
         Args:
             samples: at least one.
+
+        Raises:
+            ConfigError: the batch does not divide among ranks, or a rank's share not into what it computes at once.
         """
-        ranks = max(1, min(ranks, samples))
-        batch = max(1, min(config.batch_size, samples // ranks))
-        total = samples // (batch * ranks) * config.epochs
+        batch, accumulation = shares(config, ranks)
+        rows = -(-samples // ranks)
+        batch = min(batch, rows)
+        batches = rows // batch * config.epochs
+        accumulation = min(accumulation, batches)
+        total = batches // accumulation
         total = total if config.max_steps is None else min(total, config.max_steps)
-        return cls(batch, total, -(-total // config.checkpoints), compact_teacher)
+        return cls(batch, total, -(-total // config.checkpoints), compact_teacher, accumulation)
+
+
+def shares(config: TrainingConfig, ranks: int) -> tuple[int, int]:
+    """(samples a rank computes at once, how often it does so for one optimizer step).
+
+    Raises:
+        ConfigError: the batch does not divide among the ranks, or a rank's share not into what it computes at once.
+    """
+    share, rest = divmod(config.batch_size, ranks)
+    if rest:
+        raise ConfigError(
+            f"train.batch_size is {config.batch_size}, which does not divide among {ranks} ranks: set it to a multiple "
+            f"of {ranks}, or train.ranks (TIDE_TRAIN_RANKS) to a divisor of {config.batch_size}"
+        )
+    at_once = min(config.device_batch_size or share, share)
+    if share % at_once:
+        raise ConfigError(
+            f"train.device_batch_size is {at_once}, which does not divide a rank's share of {share} samples a step: "
+            f"set it to a divisor of {share}"
+        )
+    return at_once, share // at_once
 
 
 def specforge_yaml(
@@ -111,7 +128,7 @@ def specforge_yaml(
             "cache_dir": str(paths.cache),
             "dataloader_num_workers": 4 if gpu else 0,
         },
-        "training": _training(config, plan, gpu=gpu),
+        "training": _training(config, plan, hardware),
         "tracking": {"report_to": "none"},
         "run_id": RUN_ID,
         "output_dir": str(paths.output),
@@ -123,20 +140,21 @@ def specforge_yaml(
     return yaml.safe_dump(content, sort_keys=False)
 
 
-def _training(config: TrainingConfig, plan: Plan, *, gpu: bool) -> dict[str, Any]:
+def _training(config: TrainingConfig, plan: Plan, hardware: Hardware) -> dict[str, Any]:
     own: dict[str, Any] = {
         "strategy": "eagle3",
         "num_epochs": config.epochs,
         "max_steps": plan.total_steps,
         "total_steps": plan.total_steps,
         "batch_size": plan.batch_size,
+        "accumulation_steps": plan.accumulation,
         "learning_rate": config.learning_rate,
         "warmup_ratio": 0.05,
         "max_grad_norm": 0.5,
         "ttt_length": config.ttt_length,
-        # sdpa materialises S x S: fine at the lengths of a CPU run, not on a GPU at 2048 and more.
-        "attention_backend": "flex_attention" if gpu else "sdpa",
-        # The draft is small: replicate it.
+        "attention_backend": config.attention_backend or hardware.backend,
+        # The draft is small (gpt-oss-120b's takes 5 GB with its optimizer): replicate it. It also means one all-reduce
+        # a step, over the default group alone.
         "fsdp_sharding": "NO_SHARD",
         "save_interval": plan.save_interval,
         "max_checkpoints": config.checkpoints + 1,
@@ -146,13 +164,17 @@ def _training(config: TrainingConfig, plan: Plan, *, gpu: bool) -> dict[str, Any
     if plan.compact_teacher:
         # Keeps [B, S, V] float32 logits out of memory; exact. The shim computes it for supervised rows only.
         own |= {"compact_teacher": True, "compact_teacher_chunk_size": 16384}
-    return own | ({"dist_timeout": 60} if gpu else {})
+    # Minutes. Longer than our own watch on the steps, which ends the whole group and says at which step it hung.
+    return own | {"dist_timeout": max(60, 2 * math.ceil(config.no_progress_s / 60))}
 
 
 def command(hardware: Hardware, config: Path) -> list[str]:
-    """The unmodified SpecForge command; through the shim on a CPU."""
-    module = "specforge.cli" if hardware.kind == "gpu" else "tide.trainer.specforge_cpu"
-    return [sys.executable, "-m", module, "train", "-c", str(config)]
+    """The unmodified SpecForge command: one process, or torchrun with one process a rank."""
+    rank = ["tide.trainer.rank", "train", "-c", str(config)]
+    if hardware.ranks == 1:
+        return [sys.executable, "-m", *rank]
+    launcher = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(hardware.ranks), "--module"]
+    return [sys.executable, "-m", "tide.trainer.torchrun", *launcher, *rank]
 
 
 def environment(hardware: Hardware, base: Mapping[str, str]) -> dict[str, str]:
@@ -168,7 +190,9 @@ def environment(hardware: Hardware, base: Mapping[str, str]) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [package_root, base.get("PYTHONPATH")])),
+        PARENT: str(os.getpid()),
+        **_ONE_NODE,
     }
     if hardware.kind == "cpu":
-        env |= {"SPECFORGE_DEVICE": "cpu", "TORCHDYNAMO_DISABLE": "1", PARENT: str(os.getpid())}
+        env |= {"SPECFORGE_DEVICE": "cpu", "TORCHDYNAMO_DISABLE": "1"}
     return env

@@ -83,7 +83,7 @@ def materialise(
                 continue
             assert isinstance(states, RequestStates)
             done.add(info.request)
-            _write_sample(destination / f"data_{samples.count:08d}.ckpt", states, cut, samples)
+            write_sample(destination / f"data_{samples.count:08d}.ckpt", states, cut, samples)
     if not samples.count:
         reasons = "; ".join(sorted({r.reason for r in samples.refused})) or "the shards are empty"
         raise BadInputError(f"no usable training sample in {len(shards)} shards: {reasons}")
@@ -170,7 +170,12 @@ def _requests(path: Path, manifest: Shard) -> Iterator[tuple[ShardRequest, Reque
             yield info, f"shard unreadable: {error}"
 
 
-def _write_sample(path: Path, states: RequestStates, cut: Cut, samples: Samples) -> None:
+def write_sample(path: Path, states: RequestStates, cut: Cut, samples: Samples) -> None:
+    """Write one request as SpecForge reads it, and count it among the samples.
+
+    Raises:
+        OSError: the disk refused.
+    """
     first = max(0, states.prompt_len - states.first_row - cut.prompt_rows)
     rows = slice(first, min(states.rows, first + cut.max_length))
     ids, mask = states.input_ids[rows].long(), supervised(states)[rows].long()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 import tempfile
 import time
@@ -17,27 +16,20 @@ from pathlib import Path
 
 import torch
 
-from tide.domain import TrainingConfig
+from tide.domain import TargetContract, TrainingConfig
 from tide.draft_files import load_draft
 from tide.errors import BadInputError, ContractMismatch
-from tide.target_files import bundle_contract, eagle3_layers, head_keys, read_config, target_contract
-from tide.trainer.base import ProgressCallback, Trainer, TrainingData, TrainingResult
+from tide.ownership import owned
+from tide.target_files import bundle_contract, eagle3_layers, read_config, target_contract
+from tide.trainer.base import Preflight, ProgressCallback, Trainer, TrainingData, TrainingResult
 from tide.trainer.bundle import write_bundle
 from tide.trainer.export import export_checkpoints
-from tide.trainer.process import GroupProcess, sigterm_cancels
-from tide.trainer.progress import Watch, follow
-from tide.trainer.run_config import (
-    RUN_ID,
-    THREADS,
-    Hardware,
-    Plan,
-    RunPaths,
-    command,
-    environment,
-    specforge_yaml,
-)
+from tide.trainer.hardware import Hardware
+from tide.trainer.preflight import Asked, examine
+from tide.trainer.run import clean, paths_of, run_specforge
+from tide.trainer.run_config import RUN_ID, THREADS, Plan, RunPaths, shares
 from tide.trainer.samples import Cut, Samples, materialise
-from tide.trainer.start import Start, check_parent, check_start, choose_start, write_start
+from tide.trainer.start import Start, check_parent, choose_start, write_start
 
 _PACKAGES = ("specforge", "torch", "transformers")
 
@@ -46,8 +38,7 @@ class SpecForgeTrainer(Trainer):
     """SpecForge 0.2.0, on a CPU or on all GPUs of this machine.
 
     Args:
-        first_step_s: longest time from the start to the first step, seconds.
-        step_s: longest time between two steps, seconds.
+        first_step_s: longest time from the start to the first step, seconds; never less than between two steps.
         bad_steps: so many steps in a row with loss 0 or not finite stop the run.
         hardware: what to train on; found out when None.
     """
@@ -56,11 +47,10 @@ class SpecForgeTrainer(Trainer):
         self,
         *,
         first_step_s: float = 900.0,
-        step_s: float = 300.0,
         bad_steps: int = 5,
         hardware: Hardware | None = None,
     ) -> None:
-        self._first_step_s, self._step_s, self._bad_steps = first_step_s, step_s, bad_steps
+        self._first_step_s, self._bad_steps = first_step_s, bad_steps
         self._hardware = hardware
 
     def prepare_bundle(self, model: Path, destination: Path, dtype: str | None = None) -> Path:
@@ -86,30 +76,29 @@ class SpecForgeTrainer(Trainer):
             raise ContractMismatch("target (bundle and training data)", parts)
         if draft is not None:
             check_parent(draft, data.target)
-        hardware = self._hardware or Hardware.detect()
+        hardware = self._hardware or Hardware.of(config)
+        shares(config, hardware.ranks)  # before any data is read
         environment_facts = _environment_facts(hardware)
         workdir.mkdir(parents=True, exist_ok=True)
-        run = Path(tempfile.mkdtemp(prefix="run-", dir=workdir.resolve()))
-        paths = _paths(run, bundle.resolve())
-        try:
-            samples = materialise(
-                data.shards,
-                paths.samples,
-                target=data.target,
-                cut=Cut(config.prompt_rows, config.max_length, getattr(torch, hardware.dtype)),
-                newest=_newest(data, config, hardware),
-            )
-            start = choose_start(draft, samples, config, bundle)
-            write_start(start, paths.start, paths.mapping)
-            plan = Plan.of(
-                config, samples.count, ranks=hardware.ranks, compact_teacher=not bool(start.vocabulary.t2d.all())
-            )
-            loss = self._run(config, plan, paths, hardware, on_progress)
-            checkpoints = export_checkpoints(
-                paths.output, RUN_ID, workdir / "drafts", config=start.config, mapping=paths.mapping
-            )
-        finally:
-            _clean(paths)
+        with owned(workdir):
+            run = Path(tempfile.mkdtemp(prefix="run-", dir=workdir.resolve()))
+            paths = paths_of(run, bundle.resolve())
+            try:
+                samples = materialise(
+                    data.shards,
+                    paths.samples,
+                    target=data.target,
+                    cut=Cut(config.prompt_rows, config.max_length, getattr(torch, hardware.dtype)),
+                    newest=_newest(data, config),
+                )
+                start = choose_start(draft, samples, config, bundle)
+                write_start(start, paths.start, paths.mapping)
+                loss = self._steps(config, samples, start, paths, hardware, on_progress)
+                checkpoints = export_checkpoints(
+                    paths.output, RUN_ID, workdir / "drafts", config=start.config, mapping=paths.mapping
+                )
+            finally:
+                clean(paths)
         return TrainingResult(
             checkpoints=checkpoints,
             **_data_facts(samples, start),
@@ -118,62 +107,50 @@ class SpecForgeTrainer(Trainer):
             environment=environment_facts,
         )
 
-    def _run(
+    def preflight(
         self,
         config: TrainingConfig,
-        plan: Plan,
+        *,
+        target: TargetContract,
+        tokens: int,
+        parent: Path | None,
+        bundle: Path,
+        workdir: Path,
+        rehearse: bool | None = None,
+    ) -> Preflight:
+        """See the port."""
+        asked = Asked(config, target, tokens, parent, bundle, workdir, rehearse)
+        return Preflight(findings=tuple(examine(asked, self._hardware)))
+
+    def _steps(
+        self,
+        config: TrainingConfig,
+        samples: Samples,
+        start: Start,
         paths: RunPaths,
         hardware: Hardware,
         on_progress: ProgressCallback,
     ) -> float:
-        """Run the process to its end; returns the last loss."""
-        run = paths.output.parent
-        file = run / "specforge.yaml"
-        file.write_text(specforge_yaml(config, plan, paths, hardware, head_keys(paths.bundle)))
-        check_start(paths.start, paths.mapping)
-        with (
-            sigterm_cancels(),
-            GroupProcess(
-                command(hardware, file),
-                env=environment(hardware, os.environ),
-                log=run / "specforge.log",
-                cwd=run,
-            ) as process,
-        ):
-            watch = Watch(
-                plan.total_steps,
-                time.monotonic(),
-                first_step_s=self._first_step_s,
-                step_s=self._step_s,
-                bad_steps=self._bad_steps,
-            )
-            follow(process.lines(), watch, time.monotonic, on_progress)
-            process.check_exit()
-        return watch.loss
+        """Train; returns the last loss."""
+        plan = Plan.of(
+            config, samples.count, ranks=hardware.ranks, compact_teacher=not bool(start.vocabulary.t2d.all())
+        )
+        return run_specforge(
+            config,
+            plan,
+            paths,
+            hardware,
+            on_progress,
+            first_step_s=max(self._first_step_s, config.no_progress_s),
+            bad_steps=self._bad_steps,
+        )
 
 
-def _paths(run: Path, bundle: Path) -> RunPaths:
-    return RunPaths(
-        bundle=bundle,
-        start=run / "start",
-        mapping=run / "vocab_mapping.pt",
-        samples=run / "samples",
-        cache=run / "cache",
-        output=run / "output",
-    )
-
-
-def _newest(data: TrainingData, config: TrainingConfig, hardware: Hardware) -> int | None:
+def _newest(data: TrainingData, config: TrainingConfig) -> int | None:
     """With fewer steps than there are samples, the newest requests are the ones to train on."""
     if not data.prefer_newest or config.max_steps is None:
         return None
-    return config.max_steps * config.batch_size * hardware.ranks
-
-
-def _clean(paths: RunPaths) -> None:
-    """Samples are pickle and checkpoints hold optimizer states: neither is kept, whatever the outcome."""
-    for folder in (paths.samples, paths.output, paths.start, paths.cache):
-        shutil.rmtree(folder, ignore_errors=True)
+    return config.max_steps * config.batch_size
 
 
 def _data_facts(samples: Samples, start: Start) -> dict[str, object]:

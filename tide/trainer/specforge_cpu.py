@@ -1,36 +1,16 @@
-"""Runs the unmodified ``specforge`` command on a CPU: ``python -m tide.trainer.specforge_cpu train -c run.yaml``.
+"""What SpecForge needs replaced to run on a CPU: the loss, whose kernel is for GPUs only, and the bfloat16 teacher.
 
-Owns the replacements this takes (the loss, whose kernel is for GPUs only; the teacher, which computes in bfloat16), and
-that the process ends with the one that started it. Everything else in SpecForge supports a CPU by itself. Knows nothing
-of TIDE's data or rules.
+Everything else in SpecForge supports a CPU by itself. Knows nothing of TIDE's data or rules, nor of processes.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-
-PARENT = "TIDE_TRAINER_PARENT"
-"""Environment variable with the process id that this process must not outlive."""
-_PR_SET_PDEATHSIG = 1
-
-
-def end_with_parent() -> None:
-    """Ask the kernel to end this process when its parent dies, even by SIGKILL; exit if that has happened already."""
-    parent = os.environ.get(PARENT)
-    if parent is None:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
-        raise SystemExit(f"the process {parent} that started this training is gone")
 
 
 def install() -> None:
@@ -101,19 +81,3 @@ def _teacher(compute: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any
         return p, on_draft, ids, mask
 
     return compute_padded
-
-
-def main() -> int:
-    """The command line of SpecForge."""
-    end_with_parent()
-    os.environ.setdefault("SPECFORGE_DEVICE", "cpu")
-    # Compiling for a CPU takes longer than a whole run of ours.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    install()
-    from specforge.cli import main as specforge
-
-    return int(specforge(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,14 +1,15 @@
 """Throughput with and without speculation on a real SGLang: writes ``data/profile.json`` and ``data/speed.json``.
 
-One engine without speculation and one for each number of draft steps, all of the same target, take turns: first their
-profile is measured (tide.profiling), then drafts serve the same prompts as plain decoding, at each concurrency: all of
-them with the last number of steps, the first one with the others too. Drafts are swapped in the running engines.
-Prompts come from a file of JSON lines with ``workload``, ``messages`` and, where the corpus has the request, its
-``request``; without a file from the packaged workloads. ``--tokens`` should be the limit of the corpus's answers, so
-that its walk is of the same answers. Run alone on a quiet machine; about 14 minutes with the defaults and two drafts:
+One engine without speculation and one for each number of draft steps, all of the same target, take turns: a repeat of
+their profile (tide.profiling), then drafts serve the same prompts as plain decoding, at one concurrency: all of them
+with the last number of steps, the first one with the others too; and so on for all conditions and repeats. Drafts are
+swapped in the running engines. Prompts come from a file of JSON lines with ``workload``, ``messages`` and, where the
+corpus has the request, its ``request``; without a file from the packaged workloads. ``--tokens`` should be the limit of
+the corpus's answers, so that its walk is of the same answers. Run alone on a quiet machine; about 40 minutes with the
+defaults and two drafts:
 
     python -m tests.bench.decisions.speed --draft chat=DIR --draft code=DIR [--prompts FILE] [--steps 1,3]
-        [--concurrency 1:3,4:12] [--tokens 48] [--repeats 2] [--profile-repeats 5] [--dtype bfloat16] [--out DIR]
+        [--concurrency 1:3,4:8] [--tokens 48] [--repeats 4] [--dtype bfloat16] [--out DIR]
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 
 from infra import models
 from tests.bench.decisions.corpus import DATA
-from tests.bench.decisions.speed_loop import arms_of, conditions, read_prompts
+from tests.bench.decisions.speed_loop import Conditions, arms_of, read_prompts
 from tests.support.sglang_server import SglangServer
 from tide.draft_files import load_draft
 from tide.engine.sglang import SglangEngine
@@ -66,21 +67,26 @@ def engines(model: Path, drafts: dict[str, Path], args: argparse.Namespace) -> I
 
 
 def collect(model: Path, drafts: dict[str, Path], args: argparse.Namespace) -> None:
-    """Measure and write; what is there is written as it comes."""
+    """Measure and write: after each repeat of the profile one repeat of a condition, so that both see one machine."""
     prompts = read_prompts(args.prompts)
     digests = {name: load_draft(folder).digest for name, folder in drafts.items()}
     machine = f"{platform.machine()}, {os.cpu_count()} CPUs, {args.dtype}"
     with engines(model, drafts, args) as (plain, speculative):
-        plan = Plan(repeats=args.profile_repeats, concurrency=args.profile_concurrency)
-        ours = list(speculative.values())
-        profile = measure(plain, ours, plan, machine=machine, report=lambda line: print(line, flush=True))
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "profile.json").write_text(profile.to_json() + "\n")
-        rows: list[dict[str, Any]] = []
-        for row in conditions(arms_of(plain, speculative, digests), prompts, args):
-            rows.append(row)
-            (args.out / "speed.json").write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"{len(rows)} conditions in {args.out / 'speed.json'}")
+        conditions = Conditions(arms_of(plain, speculative, digests), prompts, args)
+        rounds = conditions.rounds()
+        plan = Plan(repeats=len(conditions), concurrency=args.profile_concurrency)
+        profile = measure(
+            plain, list(speculative.values()), plan, machine=machine, report=say, between=lambda: say(next(rounds))
+        )
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "profile.json").write_text(profile.to_json() + "\n")
+    (args.out / "speed.json").write_text(json.dumps(conditions.rows(), indent=1) + "\n")
+    print(f"{len(conditions.rows())} conditions in {args.out / 'speed.json'}")
+
+
+def say(line: str) -> None:
+    """Progress, at once."""
+    print(line, flush=True)
 
 
 def main() -> None:
@@ -110,10 +116,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--draft", action="append", required=True, metavar="NAME=FOLDER")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--steps", type=numbers, default=(1, 3))
-    parser.add_argument("--concurrency", type=counts, default={1: 3, 4: 12}, help="requests of a pass, by concurrency")
+    parser.add_argument("--concurrency", type=counts, default={1: 3, 4: 8}, help="requests of a pass, by concurrency")
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--profile-repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--profile-concurrency", type=numbers, default=(1, 2, 4))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")

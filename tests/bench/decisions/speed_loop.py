@@ -109,26 +109,53 @@ def serve(arm: Arm, prompts: Sequence[Prompt], concurrency: int, tokens: int) ->
     return Pass(answers, started, finished)
 
 
-def conditions(arms: Sequence[Arm], prompts: dict[str, list[Prompt]], args: argparse.Namespace) -> Iterator[Any]:
-    """Every workload at every concurrency, all arms in turn within a repeat."""
-    for workload, own in prompts.items():
-        at = 0
-        for concurrency, count in args.concurrency.items():
-            passes: dict[str, list[Pass]] = {arm.name: [] for arm in arms}
-            used: list[str] = []
-            for repeat in range(args.repeats):
-                chosen = [own[(at + i) % len(own)] for i in range(count)]
-                at, used = at + count, used + [p.request for p in chosen if p.request]
-                shift = repeat % len(arms)
-                for arm in (*arms[shift:], *arms[:shift]):
-                    arm.prepare()
-                    done = serve(arm, chosen, concurrency, args.tokens)
-                    passes[arm.name].append(done)
-                    where = f"{workload}, concurrency {concurrency}, repeat {repeat + 1}/{args.repeats}"
-                    print(f"{where}, {arm.name}: {done.tokens} tokens, {done.rate:.1f} tok/s", flush=True)
-            for arm in arms:
-                if arm.steps:
-                    yield condition(arm, workload, concurrency, passes["plain"], passes[arm.name]) | {"requests": used}
+class Conditions:
+    """Every workload at every concurrency, repeat by repeat.
+
+    Repeats are outermost, so that the repeats of a condition lie far apart: the speed of a shared machine drifts.
+    """
+
+    def __init__(self, arms: Sequence[Arm], prompts: dict[str, list[Prompt]], args: argparse.Namespace) -> None:
+        self._arms, self._prompts, self._args = arms, prompts, args
+        self._passes: dict[tuple[str, int], dict[str, list[Pass]]] = {
+            (workload, concurrency): {arm.name: [] for arm in arms}
+            for workload in prompts
+            for concurrency in args.concurrency
+        }
+        self._used: dict[tuple[str, int], list[str]] = {key: [] for key in self._passes}
+
+    def __len__(self) -> int:
+        return len(self._passes) * self._args.repeats
+
+    def rounds(self) -> Iterator[str]:
+        """Serve one repeat of one condition by all arms in turn; yields what was served."""
+        at = dict.fromkeys(self._prompts, 0)
+        for repeat in range(self._args.repeats):
+            for workload, concurrency in self._passes:
+                own, count = self._prompts[workload], self._args.concurrency[concurrency]
+                chosen = [own[(at[workload] + i) % len(own)] for i in range(count)]
+                at[workload] += count
+                rates = self._serve((workload, concurrency), chosen, shift=repeat % len(self._arms))
+                yield f"{workload}, concurrency {concurrency}, repeat {repeat + 1}/{self._args.repeats}: {rates}"
+
+    def _serve(self, key: tuple[str, int], chosen: Sequence[Prompt], shift: int) -> str:
+        self._used[key] += [p.request for p in chosen if p.request]
+        rates = []
+        for arm in (*self._arms[shift:], *self._arms[:shift]):
+            arm.prepare()
+            done = serve(arm, chosen, key[1], self._args.tokens)
+            self._passes[key][arm.name].append(done)
+            rates.append(f"{arm.name} {done.rate:.1f}")
+        return ", ".join(rates) + " tok/s"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of speed.json, of the repeats so far."""
+        return [
+            condition(arm, *key, passes["plain"], passes[arm.name]) | {"requests": self._used[key]}
+            for key, passes in self._passes.items()
+            for arm in self._arms
+            if arm.steps and passes[arm.name]
+        ]
 
 
 def condition(arm: Arm, workload: str, concurrency: int, plain: list[Pass], ours: list[Pass]) -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""Runs of Prefect, over its HTTP API: their states, and resuming one that waits for a form.
+
+Owns the addresses and what the answers mean. Prefect's own client is not used: its import takes seconds that a command
+would make everybody wait. Knows nothing of what the flows do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+import tenacity
+
+from tide.errors import ApprovalRefused, ConfigError, ServiceError
+
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A flow run as the server knows it."""
+
+    id: str
+    type: str
+    """State type: SCHEDULED, RUNNING, PAUSED, COMPLETED ..."""
+    state: str
+    """Name of the state, for people: Suspended, Resuming, Late ..."""
+    message: str = ""
+
+    @property
+    def final(self) -> bool:
+        """Whether it has ended."""
+        return self.type in FINAL
+
+
+class PrefectRuns:
+    """Runs on one Prefect server.
+
+    Args:
+        url: of the API, ``http://host:port/api``.
+        auth: ``user:password`` as PREFECT_API_AUTH_STRING has it; empty: the server asks for none.
+    """
+
+    def __init__(self, url: str, auth: str = "") -> None:
+        user, _, password = auth.partition(":")
+        self.url = url.rstrip("/")
+        self._auth = (user, password) if auth else None
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """The server that PREFECT_API_URL names. Raises ConfigError when it does not."""
+        url = os.environ.get("PREFECT_API_URL", "")
+        if not url:
+            raise ConfigError('PREFECT_API_URL is not set: name a home with --home, or eval "$(tide env)"')
+        return cls(url, os.environ.get("PREFECT_API_AUTH_STRING", ""))
+
+    def run(self, id: str) -> Run:
+        """One run by its id. Raises ServiceError when the server has none such."""
+        return _run(self._call("GET", f"flow_runs/{id}"))
+
+    def of_flow(self, name: str) -> list[Run]:
+        """The newest runs of a flow, whatever started them, newest first."""
+        body = {"flows": {"name": {"any_": [name]}}, "sort": "EXPECTED_START_TIME_DESC", "limit": 50}
+        return [_run(found) for found in self._call("POST", "flow_runs/filter", body)]
+
+    def resume(self, id: str, form: Mapping[str, str]) -> None:
+        """Hand a form to a suspended run, which goes on.
+
+        Raises:
+            ApprovalRefused: the server did not take it; says why. Nothing changed.
+        """
+        answer = self._call("POST", f"flow_runs/{id}/resume", {"run_input": dict(form)})
+        if answer["status"] != "ACCEPT":  # 201 or 200 says the same, and less clearly
+            why = (answer.get("details") or {}).get("reason") or answer["status"]
+            raise ApprovalRefused(f"run {id} did not take the answer: {why}; nothing changed")
+
+    def _call(self, method: str, path: str, body: object = None) -> Any:
+        try:
+            answer = self._send(method, path, body)
+        except httpx.HTTPError as error:
+            raise ServiceError(f"Prefect at {self.url} does not answer: {error}; see `tide status`") from error
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise ConfigError(f"Prefect at {self.url} wants a password: set PREFECT_API_AUTH_STRING to user:password")
+        if not answer.is_success:
+            raise ServiceError(f"Prefect at {self.url}: {method} {path}: {answer.status_code} {answer.text[:300]}")
+        return answer.json()
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_result(lambda answer: answer.status_code == httpx.codes.SERVICE_UNAVAILABLE),
+        stop=tenacity.stop_after_attempt(10),
+        wait=tenacity.wait_fixed(0.5),
+        retry_error_callback=lambda last: last.outcome.result() if last.outcome else None,
+    )
+    def _send(self, method: str, path: str, body: object) -> httpx.Response:
+        """SQLite is locked for moments under load: 503, which Prefect's own client tries again as well."""
+        address = f"{self.url}/{path}"
+        return httpx.request(method, address, json=body, auth=self._auth, timeout=30.0, trust_env=False)
+
+
+def _run(found: Mapping[str, Any]) -> Run:
+    state = found.get("state") or {}
+    return Run(found["id"], state.get("type") or "SCHEDULED", state.get("name") or "", state.get("message") or "")
