@@ -1,13 +1,15 @@
 """What a person sees in the real Prefect UI, by a headless browser, and what a worker gets; the server has a password.
 
-One server for all of it: deployments, the verdict and the approval form; the closed API; secrets that reach a flow by
-their block and show nowhere.
+One server for all of it: deployments, the verdict and the approval form of the promote flow; the closed API; and the
+store's secret, which reaches flows by a Prefect block alone and shows nowhere. Judging and the rollout on replicas are
+stood in for, see tests/support/approval_flows.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +18,32 @@ import yaml
 from playwright.sync_api import Page, expect
 
 from infra import prefect, prefect_access
+from infra.lakefs.server import LakefsServer
 from tests.support import closed_prefect
 from tests.support.browser import WAIT_MS, chromium, open_page
 from tests.support.closed_prefect import PASSWORD, ClosedPrefect
-from tide import verdict_text
-from tide.domain import Verdict
+from tests.support.signed import verdict_on
+from tide import keys, repositories, verdict_text
+from tide.config import ApprovalPolicy, Policy
+from tide.domain import LineageRecord
 from tide.errors import ServiceError
+from tide.replicas import DRAFT_FILES
+from tide.serving_file import draft_prefix, read_serving
+from tide.store.lakefs import LakefsStore
 
 expect.set_options(timeout=WAIT_MS)
-VERDICT = Path(__file__).parents[1] / "fixtures" / "records" / "v1" / "Verdict-verdict.json"
-WAITS: tuple[str, dict[str, Any]] = ("ask/ask", {"verdict": str(VERDICT)})
-"""Deployment whose run shows a verdict and waits for a person, and its parameters."""
-FIELDS = ("Decision", "Reviewer", "Reason")
-"""Of the form that it waits with, as the UI writes them."""
-SECRET = "s3ntinel-of-the-store"
+SERVICE, CANDIDATE = "ui", "b" * 64
+DRAFTS, BRANCH = f"{SERVICE}-drafts", "candidate-ui"
+FIELDS = {"Decision": "approve", "Reviewer": "ada", "Reason": "it is better"}
+"""Of the form, as the UI writes them, and what a person fills in."""
 FLOWS = """
 import hashlib, os
 from pathlib import Path
-from typing import Literal
 from prefect import flow
-from prefect.flow_runs import suspend_flow_run
-from prefect.input import RunInput
+from tests.support.approval_flows import install
 from tide.config import Settings
 
-class Approval(RunInput):
-    decision: Literal["approve", "refuse"]
-    reviewer: str
-    reason: str
-
-@flow(name="ask")
-def ask(verdict: str) -> None:
-    from tasks.evaluate import publish_verdict
-    from tide.domain import Verdict
-    publish_verdict(Verdict.model_validate_json(Path(verdict).read_bytes()))
-    given = suspend_flow_run(wait_for_input=Approval, key="approval", timeout=900)
-    print(given.decision, "by", given.reviewer)
+promote = install()
 
 @flow(name="keyed", log_prints=True)
 def keyed(out: str) -> None:
@@ -61,7 +54,7 @@ def keyed(out: str) -> None:
 """
 DIRECT = {"command": "python -m prefect.engine"}
 DEPLOYMENTS: list[dict[str, Any]] = [
-    {"name": "ask", "entrypoint": "ui_flows.ask", "work_pool": {"name": "cpu", "job_variables": DIRECT}},
+    {"name": "ui", "entrypoint": "ui_flows.promote", "work_pool": {"name": "cpu", "job_variables": DIRECT}},
     {
         "name": "keyed",
         "entrypoint": "ui_flows.keyed",
@@ -70,11 +63,52 @@ DEPLOYMENTS: list[dict[str, Any]] = [
 ]
 
 
+@dataclass(frozen=True)
+class Rig:
+    """A closed Prefect, whose worker has no secret of the store, and a candidate that policy wants a person for."""
+
+    server: ClosedPrefect
+    store: LakefsStore
+    secret: str
+    pushed: str
+    """What `tide secrets push` printed."""
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosedPrefect]:
+def rig(lakefs_server: LakefsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     home, code = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("code")
-    with closed_prefect.running(home, code, {"ui_flows": FLOWS}, DEPLOYMENTS) as running:
-        yield running
+    access, (key_file, key) = lakefs_server.credentials, keys.ensure(home)
+    store = LakefsStore(lakefs_server.endpoint, access.access_key, access.secret_key)
+    put_candidate(store)
+    policy = Policy(approval=ApprovalPolicy(mode="manual", reviewers={"ada": key.public}))
+    (home / "policy.yaml").write_text(yaml.safe_dump(policy.model_dump(mode="json")))
+    env = {
+        "TIDE_SERVICE": SERVICE,
+        "TIDE_HOME": str(home),
+        "TIDE_LAKEFS_ENDPOINT": lakefs_server.endpoint,
+        "TIDE_LAKEFS_ACCESS_KEY": access.access_key,
+        "TIDE_POLICY_FILE": str(home / "policy.yaml"),
+        "TIDE_SIGNING_KEY_FILE": str(key_file),
+        "TIDE_PUBLIC_KEYS": key.public,
+    }
+    with closed_prefect.running(home, code, {"ui_flows": FLOWS}, DEPLOYMENTS, env) as server:
+        secret = {"TIDE_LAKEFS_SECRET_KEY": access.secret_key, "TIDE_SERVICE": SERVICE}
+        pushed = server.tide("secrets", "push", "--pool", "cpu", **secret)
+        assert (pushed.returncode, pushed.stderr) == (0, "")
+        yield Rig(server, store, access.secret_key, pushed.stdout)
+
+
+def put_candidate(store: LakefsStore) -> None:
+    repositories.ensure_drafts(store, DRAFTS)
+    store.create_branch(DRAFTS, BRANCH, "main")
+    for name in DRAFT_FILES:
+        store.put(DRAFTS, BRANCH, draft_prefix(CANDIDATE) + name, name.encode())
+    store.commit(DRAFTS, BRANCH, "candidate", LineageRecord(kind="candidate", subject=CANDIDATE).to_metadata())
+
+
+@pytest.fixture(scope="module")
+def server(rig: Rig) -> ClosedPrefect:
+    return rig.server
 
 
 # The closed API, and secrets
@@ -95,19 +129,17 @@ def test_our_own_calls_without_the_password_fail_by_name(
         prefect.create_pools(server.port)
 
 
-def test_a_secret_reaches_the_flow_by_its_block_and_shows_nowhere(server: ClosedPrefect, tmp_path: Path) -> None:
+def test_a_secret_reaches_the_flow_by_its_block_and_shows_nowhere(rig: Rig, tmp_path: Path) -> None:
     """`tide secrets push` and `tide run` with the password of the stack's own file; the worker had no key before."""
-    pushed = server.tide("secrets", "push", "--pool", "cpu", TIDE_LAKEFS_SECRET_KEY=SECRET, TIDE_SERVICE="svc")
-    assert (pushed.returncode, pushed.stderr) == (0, "")
-    assert "block secret/svc-lakefs-secret-key" in pushed.stdout
-    done = server.tide("run", "keyed", "--param", f"out={tmp_path / 'out'}")
+    assert f"block secret/{SERVICE}-lakefs-secret-key" in rig.pushed
+    done = rig.server.tide("run", "keyed", "--param", f"out={tmp_path / 'out'}")
     assert done.returncode == 0, done.stdout + done.stderr
-    expected = hashlib.sha256(SECRET.encode()).hexdigest() + "of-the-deployment"
+    expected = hashlib.sha256(rig.secret.encode()).hexdigest() + "of-the-deployment"
     assert (tmp_path / "out").read_text() == expected, "the deployment's own environment is kept beside the pool's"
-    logs = server.call("POST", "logs/filter", {"limit": 200}).text
+    logs = rig.server.call("POST", "logs/filter", {"limit": 200}).text
     assert "settings" in logs
-    shown = [pushed.stdout, done.stdout, done.stderr, logs, *everything(server)]
-    assert not any(SECRET in text or PASSWORD.partition(":")[2] in text for text in shown)
+    shown = [rig.pushed, done.stdout, done.stderr, logs, *everything(rig.server)]
+    assert not any(rig.secret in text or PASSWORD.partition(":")[2] in text for text in shown)
 
 
 def everything(server: ClosedPrefect) -> Iterator[str]:
@@ -139,7 +171,7 @@ def page(server: ClosedPrefect, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def waiting(server: ClosedPrefect, page: Page) -> str:
     """A run that waits for a person; not started where there is no browser to look at it."""
     del page
-    run = server.start(*WAITS)
+    run = server.start("promote/ui", {"branch": BRANCH})
     server.wait(run, "Suspended")
     return run
 
@@ -154,7 +186,7 @@ def test_every_deployment_of_prefect_yaml_is_listed(server: ClosedPrefect, page:
 
 
 def test_the_verdict_of_a_run_is_there_to_read_with_its_table(server: ClosedPrefect, page: Page, waiting: str) -> None:
-    verdict = Verdict.model_validate_json(VERDICT.read_bytes())
+    verdict = verdict_on(CANDIDATE)
     page.goto(f"{server.url}/runs/flow-run/{waiting}")
     page.get_by_text("Artifacts", exact=True).last.click()
     page.get_by_role("link", name="verdict").first.click()
@@ -164,28 +196,18 @@ def test_the_verdict_of_a_run_is_there_to_read_with_its_table(server: ClosedPref
     expect(page.get_by_text(verdict_text.sentence(verdict)[:40])).to_be_visible()
 
 
-def test_the_approval_form_asks_again_for_what_is_missing_and_resumes_the_run(
-    server: ClosedPrefect, page: Page, waiting: str
-) -> None:
-    page.goto(f"{server.url}/runs/flow-run/{waiting}")
+def test_the_approval_form_is_filled_in_and_the_draft_serves(rig: Rig, page: Page, waiting: str) -> None:
+    page.goto(f"{rig.server.url}/runs/flow-run/{waiting}")
     page.get_by_role("button", name="Resume").first.click()
     form = page.get_by_role("dialog")
-    for field in FIELDS:
+    expect(form.get_by_text(CANDIDATE[:12]).first).to_be_visible()  # what it is about stands above the form
+    for field, text in FIELDS.items():
         expect(form.get_by_text(field, exact=True)).to_be_visible()
+        own = form.locator(".schema-form-property", has=page.get_by_text(field, exact=True))
+        own.get_by_role("textbox").fill(text)
+    assert read_serving(rig.store, DRAFTS).generation == 0, "nothing serves before somebody agreed"
     form.get_by_role("button", name="Submit").click()
-    for field in FIELDS:
-        expect(form.get_by_text(f"'{field.lower()}' is a required property")).to_be_visible()
-    assert server.state(waiting) == "Suspended", "an incomplete form neither resumes nor fails the run"
-    for field, text in (("Reviewer", "ann"), ("Reason", "it is better")):
-        form.locator(".schema-form-property", has_text=field).get_by_role("textbox").fill(text)
-    choose(page, form, "approve")
-    form.get_by_role("button", name="Submit").click()
-    server.wait(waiting, "Completed")
-
-
-def choose(page: Page, form: Any, option: str) -> None:
-    """Pick from the form's list, which opens by key."""
-    control = form.locator(".p-select-button__control")
-    control.focus()
-    control.press("ArrowDown")
-    page.get_by_text(option, exact=True).last.click()
+    rig.server.wait(waiting, "Completed")
+    stable = read_serving(rig.store, DRAFTS).stable
+    assert stable is not None
+    assert stable.digest == CANDIDATE

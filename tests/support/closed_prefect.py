@@ -71,7 +71,7 @@ class ClosedPrefect:
 
 @contextmanager
 def running(
-    home: Path, code: Path, flows: dict[str, str], deployments: list[dict[str, Any]]
+    home: Path, code: Path, flows: dict[str, str], deployments: list[dict[str, Any]], worker_env: dict[str, str]
 ) -> Iterator[ClosedPrefect]:
     """The server, for as long as the block lasts.
 
@@ -79,6 +79,7 @@ def running(
         code: folder for further modules of flows.
         flows: their text by module name.
         deployments: entries for prefect.yaml, beside its own.
+        worker_env: what the worker knows of the service.
     """
     for module, text in flows.items():
         (code / f"{module}.py").write_text(text)
@@ -94,11 +95,11 @@ def running(
         write_private(home / "run" / "stack.env", "".join(f"{k}={v}\n" for k, v in told.items()))
         try:
             server = prefect.launch_server(home, port)
-            prefect.wait_server(server, port, print)
+            prefect.wait_server(server, port, print, timeout_s=500)
             prefect.create_pools(port)
-            worker = prefect.launch_worker(home, port, "cpu", {**env, **told})
+            worker = prefect.launch_worker(home, port, "cpu", {**env, **told, **worker_env})
             prefect.deploy(home, port, {**env, **told}, code / "prefect.yaml")
-            prefect.wait_worker(worker, port, "cpu", print)
+            prefect.wait_worker(worker, port, "cpu", print, timeout_s=300)
             yield ClosedPrefect(home, port, env)
         finally:
             processes.stop_all(home, local.STOP_ORDER, grace_s=10)
