@@ -15,10 +15,12 @@ from prefect.artifacts import create_markdown_artifact
 
 from tasks.approvals import expire_approvals
 from tasks.runs import RunServer, current_run, server
+from tasks.serve import reconcile_replicas
 from tasks.stage import stage
-from tide import ledger, leftovers, ownership, recovery, rollout, wiring
+from tide import ledger, leftovers, ownership, recovery, wiring
 from tide.ownership import Owner
 from tide.recovery import Patience, ReconcileReport, Repair, RunView, SlotView
+from tide.replicas import describe
 
 KIND = "reconcile"
 BETWEEN_READINGS_S = 2.0
@@ -144,11 +146,8 @@ def mend_replicas(dry_run: bool) -> list[Repair]:
         busy = recovery.busy_flows(prefect.at_work())
     if busy & {"promote", "rollback"} or dry_run or config.drafts_repository not in wiring.store(config).repositories():
         return []
-    swaps = rollout.reconcile(wiring.site(config), wiring.trusted(config))
-    return [
-        _repair("replica", swap.replica, f"served {swap.before[:12]}, {swap.after[:12]} is in serving", True)
-        for swap in swaps
-    ]
+    swaps = reconcile_replicas.fn()
+    return [_repair("replica", swap.replica, describe(swap), not swap.out_of_service) for swap in swaps]
 
 
 @stage("record reconcile")

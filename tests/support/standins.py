@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,29 @@ from tests.support.drafts import draft_config, draft_tensors
 from tests.support.spooled import HIDDEN, TARGET, VOCAB
 from tide import rollout, wiring
 from tide.config import Settings
-from tide.domain import EvalReport, RequestScore, Shard, Split, TrainingConfig, TrainingProgress, split_of
+from tide.domain import (
+    EvalReport,
+    RequestScore,
+    Shard,
+    Split,
+    TargetContract,
+    TrainingConfig,
+    TrainingProgress,
+    split_of,
+)
 from tide.draft_files import write_draft
 from tide.engine.base import Engine, SwapResult
 from tide.evaluator.base import Evaluator
 from tide.files import write_durably
-from tide.trainer.base import Checkpoint, ProgressCallback, Trainer, TrainingData, TrainingResult
+from tide.trainer.base import (
+    Checkpoint,
+    Finding,
+    Preflight,
+    ProgressCallback,
+    Trainer,
+    TrainingData,
+    TrainingResult,
+)
 from tide.trainer.process import GroupProcess, sigterm_cancels
 
 TRAIN_S = "DRILL_TRAIN_S"
@@ -113,6 +131,19 @@ class StandInTrainer(Trainer):
             environment={"trainer": "stand-in"},
         )
 
+    def preflight(
+        self,
+        config: TrainingConfig,
+        *,
+        target: TargetContract,
+        tokens: int,
+        parent: Path | None,
+        bundle: Path,
+        workdir: Path,
+        rehearse: bool | None = None,
+    ) -> Preflight:
+        return Preflight(findings=(Finding(name="devices", state="ok", detail="a stand-in trains on none"),))
+
     def prepare_bundle(self, model: Path, destination: Path, dtype: str | None = None) -> Path:
         raise NotImplementedError
 
@@ -160,6 +191,20 @@ class StandInEvaluator(Evaluator):
             sampling="greedy",
             scores=scores,
         )
+
+    def walk(
+        self,
+        draft: Path,
+        shards: Sequence[Path],
+        requests: AbstractSet[str],
+        *,
+        bundle: Path,
+        steps: int,
+        topk: int = 1,
+        draft_tokens: int | None = None,
+        temperature: float = 0.0,
+    ) -> list[RequestScore]:
+        raise NotImplementedError("a drill has no traffic for a canary to be watched on: its policy asks for no watch")
 
 
 def engines(config: Settings) -> list[Engine]:
