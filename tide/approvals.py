@@ -53,9 +53,10 @@ class Book:
     stale: Sequence[ApprovalSettlement]
 
     def answers_to(self, request: ApprovalRequest) -> tuple[ApprovalAnswer, ...]:
-        """Answers of one request, in their order; one that a killed run wrote twice is there once."""
+        """Answers of one request, in their order; one that a killed run wrote twice is there once, as first written."""
         digest = request.digest()
-        return tuple({a.round: a for a in reversed(self.answers) if a.request == digest}.values())[::-1]
+        first = {a.round: a for a in reversed(self.answers) if a.request == digest}
+        return tuple(first[number] for number in sorted(first))
 
     def end_of(self, request: ApprovalRequest) -> ApprovalSettlement | None:
         """How a request ended; None while it waits. An approval that came to nothing ended stale."""

@@ -76,8 +76,12 @@ class Rig:
         assert self.writer.close(20.0)
         assert self.failures == []
 
+    def complete(self) -> list[Path]:
+        """Shards with their manifest: a file without one does not exist yet."""
+        return sorted(p for p in self.root.glob("*/*.safetensors") if p.with_suffix(".json").exists())
+
     def shards(self) -> list[Shard]:
-        return [validate_shard(p, expected_target=TARGET) for p in sorted(self.root.glob("*/*.safetensors"))]
+        return [validate_shard(p, expected_target=TARGET) for p in self.complete()]
 
     def table(self) -> list[dict[str, Any]]:
         return read_table(self.root.glob("requests/*.parquet")).to_pylist()  # type: ignore[no-any-return]

@@ -37,6 +37,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names = ("pin_snapshot", "fetch_parent", "preflight", "fetch_training_shards", "verify_parent", "train_draft")
     for name in (*names, "select_checkpoint", "publish_candidate"):
         monkeypatch.setattr(module, name, stage(name))
+    monkeypatch.setattr(module, "find_candidate", lambda _: None)
     return called
 
 
@@ -53,6 +54,12 @@ def test_an_unfit_worker_loads_nothing(order: list[str], monkeypatch: pytest.Mon
     with pytest.raises(TrainingError, match="memory"):
         module.train.fn("candidate-x")
     assert order == ["pin_snapshot", "fetch_parent"]
+
+
+def test_a_candidate_that_is_there_is_not_trained_again(order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_candidate", lambda branch: f"the candidate of {branch}")
+    assert module.train.fn("candidate-x") == "the candidate of candidate-x"
+    assert order == []
 
 
 class Worker:
