@@ -200,10 +200,12 @@ def test_the_approval_form_is_filled_in_and_the_draft_serves(rig: Rig, page: Pag
     page.goto(f"{rig.server.url}/runs/flow-run/{waiting}")
     page.get_by_role("button", name="Resume").first.click()
     form = page.get_by_role("dialog")
-    expect(form.get_by_text(CANDIDATE[:12]).first).to_be_visible()  # what it is about stands above the form
+    # What it is about stands above the form: the question, and the verdict.
+    for heading in (f"Serve draft {CANDIDATE[:12]} in place of none?", f"promote: {CANDIDATE[:12]} against none"):
+        expect(form.get_by_role("heading", name=heading)).to_be_visible()
     for field, text in FIELDS.items():
-        expect(form.get_by_text(field, exact=True)).to_be_visible()
-        own = form.locator(".schema-form-property", has=page.get_by_text(field, exact=True))
+        own = form.locator(".schema-form-property", has_text=field)
+        expect(own.get_by_text(field).first).to_be_visible()
         own.get_by_role("textbox").fill(text)
     assert read_serving(rig.store, DRAFTS).generation == 0, "nothing serves before somebody agreed"
     form.get_by_role("button", name="Submit").click()
