@@ -190,8 +190,10 @@ def expire_approvals() -> list[ApprovalSettlement]:
             ended.append(approvals.settle(store, drafts, item.request, refusal))
     for settlement in ended:
         get_run_logger().info("run %s: %s: %s", settlement.run, settlement.outcome, "; ".join(settlement.reasons))
-    settled = approvals.read(store, drafts).settled[-LATELY:]
-    resume_suspended([s.run for s in settled if s.run != this_run()])
+    book = approvals.read(store, drafts)
+    # A run may wait again, with a new verdict, after an approval that came to nothing.
+    busy = {this_run(), *(item.request.run for item in book.waiting())}
+    resume_suspended([s.run for s in book.settled[-LATELY:] if s.run not in busy])
     return ended
 
 

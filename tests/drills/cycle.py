@@ -127,7 +127,7 @@ class Drill:
 
     def _mend(self, first: str) -> dict[str, list[str]]:
         """Until nothing of the broken cycle is at work: what lives may finish, what is dead is found by reconcile."""
-        deadline = time.monotonic() + RUN_S
+        deadline, state = time.monotonic() + RUN_S, ""
         while self.pipe.waiting() and time.monotonic() < deadline:
             if not (dead := self._dead()):
                 time.sleep(0.5)
@@ -135,8 +135,8 @@ class Drill:
             # A living cycle may wait for a dead training: with it alive, no healthy run may be taken for dead.
             others = {run["id"] for run in self.pipe.waiting()} - dead
             patience = {**IMPATIENT, "silent_s": BEAT_S + 5, "second_look_s": BEAT_S + 2, "pending_s": 30}
-            self._reconcile(patience if others else IMPATIENT)
-        state = self._reconcile(IMPATIENT)
+            state = self._reconcile(patience if others else IMPATIENT)
+        state = state or self._reconcile(IMPATIENT)
         ended = self.pipe.state(first)
         faults = {} if state == "COMPLETED" else {"incomplete": [f"reconcile after a cycle that {ended} ended {state}"]}
         return {**faults, **({"incomplete": ["runs do not end"]} if time.monotonic() > deadline else {})}

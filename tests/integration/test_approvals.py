@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,17 @@ class Service:
         Path(self.env["TIDE_POLICY_FILE"]).write_text(text)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        answer = httpx.request(method, f"{self.runs.url}/{path}", json=body, timeout=30, trust_env=False)
+        for _ in range(20):
+            answer = httpx.request(method, f"{self.runs.url}/{path}", json=body, timeout=30, trust_env=False)
+            # SQLite is locked for moments under load; Prefect's own client tries again too.
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(1.0)
         return answer.raise_for_status().json()
 
     def start(self, flow: str, **parameters: Any) -> str:
         deployment = self.call("GET", f"deployments/name/{flow}/{flow}")
-        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}, "idempotency_key": uuid.uuid4().hex}
         return str(self.call("POST", f"deployments/{deployment['id']}/create_flow_run", body)["id"])
 
     def candidate(self, digest: str) -> str:

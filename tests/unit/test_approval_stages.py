@@ -321,6 +321,9 @@ def test_after_a_stale_approval_the_new_verdict_needs_one_of_its_own(rig: Rig) -
     stages.void_approval.fn(approved)
     again = proposal.model_copy(update={"verdict": proposal.verdict.model_copy(update={"attempt": 2})})
     assert rig.waits(again).verdict == again.verdict.digest() != request.verdict
+    rig.run = TWO
+    assert stages.expire_approvals.fn() == []
+    assert rig.resumed == [], "it waits anew, and is not disturbed for what was settled before"
 
 
 def test_an_approval_written_into_the_ledger_by_hand_lets_nothing_through(rig: Rig) -> None:
