@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,9 @@ class Rig:
 
     server: ClosedPrefect
     store: LakefsStore
-    secret: str
     pushed: str
     """What `tide secrets push` printed."""
+    secret: str = field(repr=False)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def rig(lakefs_server: LakefsServer, tmp_path_factory: pytest.TempPathFactory) -
         secret = {"TIDE_LAKEFS_SECRET_KEY": access.secret_key, "TIDE_SERVICE": SERVICE}
         pushed = server.tide("secrets", "push", "--pool", "cpu", **secret)
         assert (pushed.returncode, pushed.stderr) == (0, "")
-        yield Rig(server, store, access.secret_key, pushed.stdout)
+        yield Rig(server, store, pushed.stdout, access.secret_key)
 
 
 def put_candidate(store: LakefsStore) -> None:
@@ -203,9 +203,9 @@ def test_the_approval_form_is_filled_in_and_the_draft_serves(rig: Rig, page: Pag
     # What it is about stands above the form: the question, and the verdict.
     for heading in (f"Serve draft {CANDIDATE[:12]} in place of none?", f"promote: {CANDIDATE[:12]} against none"):
         expect(form.get_by_role("heading", name=heading)).to_be_visible()
-    for field, text in FIELDS.items():
-        own = form.locator(".schema-form-property", has_text=field)
-        expect(own.get_by_text(field).first).to_be_visible()
+    for label, text in FIELDS.items():
+        own = form.locator(".schema-form-property", has_text=label)
+        expect(own.get_by_text(label).first).to_be_visible()
         own.get_by_role("textbox").fill(text)
     assert read_serving(rig.store, DRAFTS).generation == 0, "nothing serves before somebody agreed"
     form.get_by_role("button", name="Submit").click()
