@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import tenacity
 
 from tide.errors import NotFound, ServiceError
 
 _TIMEOUT_S = 30.0
+_BUSY = (429, 503)
+"""SQLite behind a server is locked for moments; Prefect's own client asks again too."""
+_ATTEMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,7 @@ class PrefectApi:
             ServiceError: no answer, or a refusal; never has the body that was sent.
         """
         try:
-            answer = httpx.request(
-                method, f"{self.url}/{path}", json=body, headers=dict(self.headers), timeout=_TIMEOUT_S, trust_env=False
-            )
+            answer = self._send(method, path, body)
         except httpx.HTTPError as error:
             raise ServiceError(f"Prefect at {self.url} does not answer: {error}") from error
         if answer.status_code == 404:
@@ -47,6 +49,25 @@ class PrefectApi:
             # A refusal may repeat what it was sent.
             raise ServiceError(f"Prefect at {self.url} refused {method} {path}: {answer.status_code}")
         return answer.json() if answer.content else None
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
+        """The answer, asked for again while the server is busy; every call here may be repeated."""
+        patient = tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda answer: answer.status_code in _BUSY),
+            stop=tenacity.stop_after_attempt(_ATTEMPTS),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+        )
+        answer: httpx.Response = patient(
+            httpx.request,
+            method,
+            f"{self.url}/{path}",
+            json=body,
+            headers=dict(self.headers),
+            timeout=_TIMEOUT_S,
+            trust_env=False,
+        )
+        return answer
 
 
 def block_name(service: str, variable: str) -> str:

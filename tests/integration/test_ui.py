@@ -8,14 +8,15 @@ stood in for, see tests/support/approval_flows.py.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from infra import prefect, prefect_access
 from infra.lakefs.server import LakefsServer
@@ -69,9 +70,9 @@ class Rig:
 
     server: ClosedPrefect
     store: LakefsStore
-    secret: str
     pushed: str
     """What `tide secrets push` printed."""
+    secret: str = field(repr=False)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def rig(lakefs_server: LakefsServer, tmp_path_factory: pytest.TempPathFactory) -
         secret = {"TIDE_LAKEFS_SECRET_KEY": access.secret_key, "TIDE_SERVICE": SERVICE}
         pushed = server.tide("secrets", "push", "--pool", "cpu", **secret)
         assert (pushed.returncode, pushed.stderr) == (0, "")
-        yield Rig(server, store, access.secret_key, pushed.stdout)
+        yield Rig(server, store, pushed.stdout, access.secret_key)
 
 
 def put_candidate(store: LakefsStore) -> None:
@@ -157,9 +158,9 @@ def everything(server: ClosedPrefect) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def page(server: ClosedPrefect, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(server: ClosedPrefect) -> Iterator[Page]:
     """A browser whose user has given the password."""
-    with open_page(chromium(), tmp_path_factory.mktemp("browser")) as opened:
+    with open_page(chromium()) as opened:
         opened.goto(f"{server.url}/login?redirect=/deployments")
         opened.locator("input[type=password]").fill(PASSWORD)
         opened.locator("input[type=password]").press("Enter")
@@ -200,14 +201,28 @@ def test_the_approval_form_is_filled_in_and_the_draft_serves(rig: Rig, page: Pag
     page.goto(f"{rig.server.url}/runs/flow-run/{waiting}")
     page.get_by_role("button", name="Resume").first.click()
     form = page.get_by_role("dialog")
-    expect(form.get_by_text(CANDIDATE[:12]).first).to_be_visible()  # what it is about stands above the form
-    for field, text in FIELDS.items():
-        expect(form.get_by_text(field, exact=True)).to_be_visible()
-        own = form.locator(".schema-form-property", has=page.get_by_text(field, exact=True))
+    # What it is about stands above the form: the question, and the verdict.
+    for heading in (f"Serve draft {CANDIDATE[:12]} in place of none?", f"promote: {CANDIDATE[:12]} against none"):
+        expect(form.get_by_role("heading", name=heading)).to_be_visible()
+    for label, text in FIELDS.items():
+        own = form.locator(".schema-form-property", has_text=label)
+        expect(own.get_by_text(label).first).to_be_visible()
         own.get_by_role("textbox").fill(text)
     assert read_serving(rig.store, DRAFTS).generation == 0, "nothing serves before somebody agreed"
-    form.get_by_role("button", name="Submit").click()
+    submit(rig.server, waiting, form)
     rig.server.wait(waiting, "Completed")
     stable = read_serving(rig.store, DRAFTS).stable
     assert stable is not None
     assert stable.digest == CANDIDATE
+
+
+def submit(server: ClosedPrefect, run: str, form: Locator) -> None:
+    """Press the button until the server takes it: where its SQLite is locked the form stays open and says so."""
+    for _ in range(6):
+        form.get_by_role("button", name="Submit").click()
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline:
+            if server.state(run) != "Suspended":
+                return
+            time.sleep(0.5)
+    pytest.fail(f"the form was not taken: {form.inner_text()}")

@@ -62,7 +62,7 @@ def roll_out(branch: str, digest: str, expected_generation: int) -> Promotion | 
         at=time.time(),
     )
     try:
-        change_serving(store, drafts, branch, after, promotion, wiring.authority(config).attest(statement))
+        change_serving(store, drafts, branch, before, after, promotion, wiring.authority(config).attest(statement))
     except Conflict:
         return None
     ledger.append(store, drafts, "promotion", promotion)

@@ -28,22 +28,14 @@ def chromium() -> Path:
 
 
 @contextmanager
-def open_page(executable: Path, folder: Path) -> Iterator[Page]:
-    """A page of a browser with an empty profile; Chromium takes no sandbox from root.
-
-    Args:
-        folder: gets ``failure.png``, what the page showed, when the block raises.
-    """
+def open_page(executable: Path) -> Iterator[Page]:
+    """A page of a browser with an empty profile; Chromium takes no sandbox from root."""
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"] if os.geteuid() == 0 else []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=str(executable), args=arguments, timeout=WAIT_MS)
         try:
             page = browser.new_page(viewport={"width": 1400, "height": 1200})
             page.set_default_timeout(WAIT_MS)
-            try:
-                yield page
-            except BaseException:
-                page.screenshot(path=folder / "failure.png")
-                raise
+            yield page
         finally:
             browser.close()

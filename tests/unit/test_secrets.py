@@ -172,11 +172,16 @@ class Prefect:
         self.blocks: dict[str, Any] = {}
         self.template = template
         self.seen: list[tuple[str, str]] = []
+        self.busy = 0
+        """Calls that are answered 503 first."""
         monkeypatch.setattr(secret_blocks.httpx, "request", self.answer)
 
     def answer(self, method: str, url: str, **options: Any) -> httpx.Response:
         path, body = url.removeprefix("http://p/api/"), options["json"]
         self.seen.append((method, path))
+        if self.busy:
+            self.busy -= 1
+            return httpx.Response(503)
         known = path.removeprefix("block_types/slug/secret/block_documents/name/")
         found: Any = None
         match method, path:
@@ -210,6 +215,17 @@ def test_a_secret_goes_into_a_block_and_the_pool_refers_to_it(monkeypatch: pytes
         assert server.blocks == {"svc-lakefs-secret-key": value}
     environment = server.template["variables"]["properties"]["env"]["default"]
     assert environment == {"KEPT": "1", "TIDE_LAKEFS_SECRET_KEY": "{{ prefect.blocks.secret.svc-lakefs-secret-key }}"}
+
+
+def test_a_busy_server_is_asked_again_and_one_that_stays_busy_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    server = Prefect(monkeypatch, template())
+    server.busy = 3
+    push(PrefectApi("http://p/api"), "svc", "cpu", {"TIDE_ADMIN_KEY": "x"})
+    assert server.blocks == {"svc-admin-key": "x"}
+    server.busy = 100
+    with pytest.raises(ServiceError, match="refused GET work_pools/cpu: 503"):
+        push(PrefectApi("http://p/api"), "svc", "cpu", {"TIDE_ADMIN_KEY": "x"})
 
 
 def test_a_pool_that_is_not_there_or_has_no_template_keeps_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
