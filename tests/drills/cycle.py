@@ -94,7 +94,8 @@ class Drill:
         return state
 
     def _over(self, run: str) -> bool:
-        return self.pipe.state(run) in {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+        """The cycle has ended, and so has the promotion that it started."""
+        return self.pipe.state(run) in {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"} and not self.pipe.waiting()
 
     def _kill(self, plan: Kill, first: str) -> bool:
         """False when it was over before, or there was nothing of the kind."""
