@@ -71,6 +71,7 @@ drill-store: setup  ## kill harvesters and the lakeFS server at random points: n
 	@$(BIN)/python -m tests.drills.store
 
 drill: drill-store  ## and whatever a cycle consists of, at every step boundary and at random moments (2 to 4 hours)
+	@TIDE_DRILL=1 $(BIN)/python -m pytest tests/integration/test_operations.py tests/integration/test_two_replicas.py -m ""
 	@$(BIN)/python -m tests.drills.cycle --boundaries
 	@$(BIN)/python -m tests.drills.heartbeats
 

@@ -6,6 +6,7 @@ end, when three heartbeats are missing.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ from tide.cycles import KIND, Cycle
 from tide.recovery import ReconcileReport
 from tide.serving_file import read_serving
 
-LATE = 24
+LATE = 24 if os.environ.get("TIDE_DRILL") else 8
+"""Runs that were missed: a night of them in `make drill`, an hour in `make test`."""
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +206,7 @@ def test_a_killed_training_is_crashed_after_three_beats_its_slot_is_usable_and_a
     assert pipe.state(waits) == "PAUSED"
 
 
+@pytest.mark.drill
 def test_after_a_kill_between_two_steps_the_next_cycle_finishes_and_the_books_balance(pipe: Pipeline) -> None:
     """One round of `make drill`, which has all boundaries and 50 random moments."""
     drill = Drill(pipe, random.Random(1))

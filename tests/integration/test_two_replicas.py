@@ -64,6 +64,7 @@ def test_a_bad_draft_with_a_verdict_is_taken_back_within_a_few_dozen_requests(ri
     assert ledger.newest(rig.store, REPOSITORY, "canary", CanaryRefusal) == refusal
 
 
+@pytest.mark.drill
 def test_a_canary_whose_scheduler_stops_is_out_and_the_incumbent_serves_everywhere(rig: Rig) -> None:
     soon = POLICY.model_copy(update={"answer_s": 20.0, "wait_s": 120.0})
     scheduler, pairs = rig.scheduler(0), zip(rig.servers, rig.engines, strict=True)
