@@ -13,6 +13,8 @@ from typing import Literal
 import psutil
 from pydantic import BaseModel, ConfigDict
 
+from tide import proc
+
 TOKEN = "TIDE_PROCESS"
 """Environment variable that every descendant inherits, whatever session it moves to."""
 
@@ -46,7 +48,7 @@ def members(record: ProcessRecord) -> list[psutil.Process]:
     The session then decides, which is ours as long as its leader is. With the leader gone only wiped environments
     count, with another process under its pid nothing does.
     """
-    if record.boot_id != boot_id():
+    if record.boot_id != proc.boot_id():
         return []
     leader: Leader = "ours" if is_same(record) else "gone" if start_ticks_of(record.pid) is None else "another"
     found = []
@@ -67,16 +69,10 @@ def is_live(process: psutil.Process) -> bool:
         return False
 
 
-def boot_id() -> str:
-    """Identity of this boot of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def start_ticks_of(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot; None when there is no such process."""
     try:
-        # The command name, field 2, may itself hold spaces and brackets: count from behind it.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return int(proc.status(pid)[proc.START])
     except (FileNotFoundError, ProcessLookupError):
         return None
 
@@ -114,7 +110,7 @@ def _belongs(pid: int, record: ProcessRecord, leader: Leader) -> bool:
 
 def is_same(record: ProcessRecord) -> bool:
     """True when the recorded pid is still the recorded process: same boot, same start tick, same command or token."""
-    if record.boot_id != boot_id() or start_ticks_of(record.pid) != record.start_ticks:
+    if record.boot_id != proc.boot_id() or start_ticks_of(record.pid) != record.start_ticks:
         return False
     try:
         process = psutil.Process(record.pid)

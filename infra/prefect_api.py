@@ -11,15 +11,13 @@ from typing import Any
 
 import httpx
 
+from infra.prefect_access import auth_string
 from tide.errors import ServiceError
-
-_PASSWORDS = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING")
-"""Prefect's own settings, ``NAME:PASSWORD``: of its server, and of whoever calls it."""
 
 
 def client(api: str) -> httpx.Client:
     """A client of a server; its address with ``/api``."""
-    name, _, password = next(filter(None, map(os.environ.get, _PASSWORDS)), "").partition(":")
+    name, _, password = auth_string(os.environ).partition(":")
     auth = (name, password) if name else None
     return httpx.Client(base_url=api.rstrip("/") + "/", timeout=30.0, trust_env=False, auth=auth)
 

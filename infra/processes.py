@@ -22,8 +22,9 @@ from pydantic import ValidationError
 
 from infra.ending import end
 from infra.files import tail, write_private
-from infra.identity import TOKEN, ProcessRecord, boot_id, is_same, members, resident_bytes, start_ticks_of
+from infra.identity import TOKEN, ProcessRecord, is_same, members, resident_bytes, start_ticks_of
 from infra.spawn import becoming, spawn
+from tide import proc
 from tide.errors import ServiceError
 
 Report = Callable[[str], None]
@@ -184,7 +185,7 @@ def start(
             name=name,
             pid=child.pid,
             start_ticks=start_ticks_of(child.pid) or 0,
-            boot_id=boot_id(),
+            boot_id=proc.boot_id(),
             argv=tuple(argv),
             token=token,
             log=log,

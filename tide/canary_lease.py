@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 
-from tide import lineage
+from tide import lineage, proc
 from tide.domain import CanaryLease, CanaryReport, Serving, Signed
 from tide.errors import Conflict, HookRefused
 from tide.serving_file import SERVING, drop_branch, merge_change, read_serving
@@ -93,6 +92,6 @@ def _branch(lease: CanaryLease, generation: int) -> str:
 def _started(pid: int) -> str:
     """When a process of this host began, in ticks since boot; empty when there is none, or no /proc."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return proc.status(pid)[proc.START]
     except (OSError, IndexError):
         return ""

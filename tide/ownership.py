@@ -19,6 +19,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from tide import proc
 from tide.domain import Record
 from tide.errors import BadInputError, ServiceError
 from tide.files import write_durably
@@ -62,7 +63,7 @@ def owned(folder: Path, flow_run: str | None = None) -> Iterator[Owner]:
         token=secrets.token_hex(16),
         flow_run=flow_run or os.environ.get(FLOW_RUN),
         host=socket.gethostname(),
-        boot_id=_boot_id(),
+        boot_id=proc.boot_id(),
         pid=pid,
         start_ticks=ticks,
         at=time.time(),
@@ -100,12 +101,12 @@ def is_here(owner: Owner) -> bool:
 
 def flow_alive(owner: Owner) -> bool:
     """True while the very process that wrote the file runs; a zombie has ended."""
-    return owner.boot_id == _boot_id() and _start_ticks(owner.pid) == owner.start_ticks
+    return owner.boot_id == proc.boot_id() and _start_ticks(owner.pid) == owner.start_ticks
 
 
 def members(owner: Owner) -> list[int]:
     """Processes that carry the run's mark, by pid. Zombies, which have no environment, are left out."""
-    if owner.boot_id != _boot_id():
+    if owner.boot_id != proc.boot_id():
         return []
     pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
     return sorted(pid for pid in pids if _marked(pid, owner.token))
@@ -161,21 +162,15 @@ def _wait_gone(owner: Owner, patience_s: float) -> None:
 
 def _marked(pid: int, token: str) -> bool:
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        return f"{MARK}={token}".encode() in proc.environment(pid)
     except OSError:
         return False  # gone, or another user's
-    return f"{MARK}={token}".encode() in environment.split(b"\0")
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _start_ticks(pid: int) -> int | None:
     """Start of a process in clock ticks since boot; None when there is none, or a zombie."""
     try:
-        # The command, field 2, may itself hold spaces and brackets: count from behind it.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = proc.status(pid)
     except OSError:
         return None
-    return None if fields[0] in {"Z", "X"} else int(fields[19])
+    return None if fields[proc.STATE] in {"Z", "X"} else int(fields[proc.START])

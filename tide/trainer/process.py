@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Self
 
+from tide import proc
 from tide.errors import TrainingCancelled, TrainingError
 
 TICK_S = 1.0
@@ -174,17 +175,16 @@ def _live() -> list[tuple[int, int]]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            # The command, field 2, may itself hold spaces and brackets: count from behind it.
-            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-            if state not in {"Z", "X"}:
-                found.append((int(entry.name), int(group)))
+            fields = proc.status(int(entry.name))
+            if fields[proc.STATE] not in {"Z", "X"}:
+                found.append((int(entry.name), int(fields[proc.GROUP])))
     return found
 
 
 def _environment(pid: int) -> list[bytes]:
     """What a process was started with; empty where it is not ours to read."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return proc.environment(pid)
     return []
 
 
