@@ -1,6 +1,7 @@
 """Whose a training process is: a file in the run's folder, and a mark that every process of the run inherits.
 
-Owns the file, the search for what carries the mark, and its end. A pid is never trusted alone: the flow's process is
+Owns the file, the mark, the search for what carries it, and its end. The mark goes into the environment of what a run
+starts, never into this process's own: two runs may train in one process. A pid is never trusted alone: the flow's process is
 known by pid, start tick and boot, and a training process by the mark in its environment, read again at the moment of
 each signal through a descriptor that a reused pid cannot take over. Linux only: it reads /proc.
 """
@@ -13,7 +14,6 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,7 @@ from tide.errors import BadInputError, ServiceError
 from tide.files import write_durably
 
 MARK = "TIDE_TRAINING_RUN"
-"""Environment variable with the run's token; set before the trainer starts, so that all it starts inherit it."""
+"""Environment variable with the run's token, which the trainer is started with, so that all it starts inherit it."""
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 """Environment variable in which Prefect names the flow run to its process."""
 FILE = "run.json"
@@ -49,9 +49,8 @@ class Owner(Record):
     at: float
 
 
-@contextlib.contextmanager
-def owned(folder: Path, flow_run: str | None = None) -> Iterator[Owner]:
-    """Say in ``folder/run.json`` that this process works there, and mark every process started in the block.
+def claim(folder: Path, flow_run: str | None = None) -> Owner:
+    """Say in ``folder/run.json`` that this process works there; what it starts for it is to carry ``Owner.token``.
 
     Args:
         flow_run: id of the run it is for; when None, the one whose process this is by its environment.
@@ -69,14 +68,7 @@ def owned(folder: Path, flow_run: str | None = None) -> Iterator[Owner]:
         at=time.time(),
     )
     write_durably(folder / FILE, owner.to_json().encode())
-    before = os.environ.get(MARK)
-    os.environ[MARK] = owner.token
-    try:
-        yield owner
-    finally:
-        os.environ.pop(MARK, None)
-        if before is not None:
-            os.environ[MARK] = before
+    return owner
 
 
 def read_owner(folder: Path) -> Owner | None:
@@ -108,8 +100,13 @@ def members(owner: Owner) -> list[int]:
     """Processes that carry the run's mark, by pid. Zombies, which have no environment, are left out."""
     if owner.boot_id != proc.boot_id():
         return []
+    return marked(owner.token)
+
+
+def marked(token: str) -> list[int]:
+    """Processes of this machine that were started with a mark, by pid. Zombies, which have no environment, are not."""
     pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
-    return sorted(pid for pid in pids if _marked(pid, owner.token))
+    return sorted(pid for pid in pids if _marked(pid, token))
 
 
 def end_members(owner: Owner, grace_s: float = GRACE_S) -> int:

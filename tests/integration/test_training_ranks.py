@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,7 +145,8 @@ def hung(tmp_path: Path) -> Iterator[GroupProcess]:
     """Two ranks under torchrun of which one never comes to the second collective."""
     command = ["tide.trainer.torchrun", "--standalone", "--nproc-per-node", "2", "--module", "tests.support.ranks"]
     env = environment(TWO, os.environ)
-    with GroupProcess([sys.executable, "-m", *command], env=env, log=tmp_path / "log", cwd=REPOSITORY) as process:
+    command = [sys.executable, "-m", *command]
+    with GroupProcess(command, mark=uuid.uuid4().hex, env=env, log=tmp_path / "log", cwd=REPOSITORY) as process:
         yield process
 
 
@@ -175,14 +177,15 @@ def test_cancelling_a_hung_trainer_leaves_no_rank(hung: GroupProcess, monkeypatc
 
 
 STARTER = """
-import os, sys
+import os, sys, uuid
 from pathlib import Path
 from tide.trainer.hardware import Hardware
 from tide.trainer.process import GroupProcess
 from tide.trainer.run_config import environment
 command = [sys.executable, "-m", "tide.trainer.torchrun", "--standalone", "--nproc-per-node", "2"]
 command += ["--module", "tests.support.ranks"]
-process = GroupProcess(command, env=environment(Hardware("cpu", 2), os.environ), log=Path(sys.argv[1]), cwd=Path.cwd())
+env = environment(Hardware("cpu", 2), os.environ)
+process = GroupProcess(command, mark=uuid.uuid4().hex, env=env, log=Path(sys.argv[1]), cwd=Path.cwd())
 for line in process.lines():
     if line is not None and line.startswith("step 1:"):
         print(*process.members(), flush=True)

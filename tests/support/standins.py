@@ -36,7 +36,7 @@ from tide.draft_files import write_draft
 from tide.engine.base import Engine, SwapResult
 from tide.evaluator.base import Evaluator
 from tide.files import write_durably
-from tide.ownership import owned
+from tide.ownership import claim
 from tide.trainer.base import (
     Checkpoint,
     Finding,
@@ -103,10 +103,10 @@ class StandInTrainer(Trainer):
         _log("start", key)
         seconds = os.environ.get(TRAIN_S, "2")
         with (
-            owned(workdir),
             sigterm_cancels(),
             GroupProcess(
                 [sys.executable, "-S", "-c", _RANKS, seconds],
+                mark=claim(workdir).token,
                 env=os.environ,
                 log=workdir / "standin.log",
                 cwd=workdir,

@@ -25,8 +25,9 @@ child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(6
 
 
 @contextmanager
-def started(code: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE) as process:
+def started(code: str, owner: Owner | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    env = {**os.environ, ownership.MARK: owner.token} if owner else None
+    with subprocess.Popen([sys.executable, "-S", "-c", code], env=env, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         try:
@@ -35,58 +36,50 @@ def started(code: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_every_process_of_the_block_carries_the_mark_and_none_before_or_after(tmp_path: Path) -> None:
-    with (
-        started(SLEEP) as before,
-        ownership.owned(tmp_path, "run-1") as owner,
-        started(FAMILY) as inside,
-    ):
-        found = ownership.members(owner)
+def test_every_process_that_came_of_the_mark_is_a_member_and_no_other(tmp_path: Path) -> None:
+    one, two = ownership.claim(tmp_path / "1", "run-1"), ownership.claim(tmp_path / "2", "run-2")
+    with started(SLEEP) as other, started(FAMILY, one) as inside, started(SLEEP, two) as second:
+        found = ownership.members(one)
         assert inside.pid in found
         assert len(found) == 2, "the child that went into a session of its own is one of them"
-        assert before.pid not in found
-        assert os.getpid() not in found
-        assert ownership.end_members(owner, grace_s=5) == 2
+        assert not {other.pid, second.pid, os.getpid()} & set(found)
+        assert ownership.end_members(one, grace_s=5) == 2
         assert inside.wait(5) < 0
-        assert before.poll() is None
-    assert ownership.MARK not in os.environ
-    with started(SLEEP) as after:
-        assert ownership.members(owner) == []
-        assert after.poll() is None
+        assert other.poll() is second.poll() is None
 
 
 def test_the_owner_file_says_which_flow_works_there_and_that_it_lives(tmp_path: Path) -> None:
-    with ownership.owned(tmp_path, "run-1") as owner:
-        assert ownership.read_owner(tmp_path) == owner
-        assert (owner.flow_run, owner.pid) == ("run-1", os.getpid())
-        assert ownership.flow_alive(owner)
-        assert ownership.is_here(owner)
+    owner = ownership.claim(tmp_path, "run-1")
+    assert ownership.read_owner(tmp_path) == owner
+    assert (owner.flow_run, owner.pid) == ("run-1", os.getpid())
+    assert ownership.flow_alive(owner)
+    assert ownership.is_here(owner)
     assert not ownership.is_here(owner.model_copy(update={"host": "another"}))
 
 
 def test_the_flow_run_is_the_one_whose_process_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ownership.FLOW_RUN, raising=False)
-    with ownership.owned(tmp_path) as owner:
-        assert owner.flow_run is None
+    assert ownership.claim(tmp_path).flow_run is None
     monkeypatch.setenv(ownership.FLOW_RUN, "8d1f")
-    with ownership.owned(tmp_path) as owner:
-        assert owner.flow_run == "8d1f"
+    assert ownership.claim(tmp_path).flow_run == "8d1f"
 
 
 def test_a_process_that_has_the_pid_of_a_dead_flow_is_not_the_flow(tmp_path: Path) -> None:
-    with ownership.owned(tmp_path, None) as owner:
-        for other in ({"start_ticks": owner.start_ticks - 1}, {"boot_id": "another"}, {"pid": 2**22 + 1}):
-            assert not ownership.flow_alive(owner.model_copy(update=other))
+    owner = ownership.claim(tmp_path)
+    for other in ({"start_ticks": owner.start_ticks - 1}, {"boot_id": "another"}, {"pid": 2**22 + 1}):
+        assert not ownership.flow_alive(owner.model_copy(update=other))
 
 
 def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    with ownership.owned(tmp_path, None) as owner, started(STUBBORN) as process:
+    owner = ownership.claim(tmp_path)
+    with started(STUBBORN, owner) as process:
         assert ownership.end_members(owner, grace_s=0.3) == 1
         assert process.wait(5) == -9
 
 
 def test_after_a_reboot_nothing_is_a_member(tmp_path: Path) -> None:
-    with ownership.owned(tmp_path, None) as owner, started(SLEEP):
+    owner = ownership.claim(tmp_path)
+    with started(SLEEP, owner):
         assert ownership.members(owner.model_copy(update={"boot_id": "another"})) == []
 
 
@@ -98,6 +91,6 @@ def test_a_folder_without_an_owner_has_none_and_a_damaged_file_is_an_error(tmp_p
 
 
 def test_an_owner_file_of_today_reads_back_to_the_byte(tmp_path: Path) -> None:
-    with ownership.owned(tmp_path, "run-1") as owner:
-        text = (tmp_path / ownership.FILE).read_text()
+    owner = ownership.claim(tmp_path, "run-1")
+    text = (tmp_path / ownership.FILE).read_text()
     assert Owner.model_validate_json(text).to_json() == text == owner.to_json()

@@ -114,7 +114,8 @@ def training(home: Path, flow_run: str) -> Iterator[tuple[Path, subprocess.Popen
     folder = home / "train" / flow_run
     folder.mkdir(parents=True)
     sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-    with ownership.owned(folder, flow_run) as owner, subprocess.Popen(sleeps) as process:
+    owner = ownership.claim(folder, flow_run)
+    with subprocess.Popen(sleeps, env={**os.environ, ownership.MARK: owner.token}) as process:
         try:
             while process.pid not in ownership.members(owner):
                 time.sleep(0.01)

@@ -1,7 +1,7 @@
 """The training process: started in a group of its own, read line by line, and ended with all it started, in any case.
 
 Owns the promise that no process of a run outlives the call that started it. torchrun gives each rank a session of its
-own, which no signal to the group reaches: every process of a run therefore carries a mark in its environment. Knows
+own, which no signal to the group reaches: every process of a run therefore carries its mark (tide.ownership). Knows
 nothing of SpecForge or of progress.
 """
 
@@ -14,7 +14,6 @@ import signal
 import subprocess
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -22,6 +21,7 @@ from typing import IO, Self
 
 from tide import proc
 from tide.errors import TrainingCancelled, TrainingError
+from tide.ownership import MARK, marked
 
 TICK_S = 1.0
 GRACE_S = 10.0
@@ -30,8 +30,6 @@ EXIT_S = 60.0
 """For the process to exit by itself after it has closed its output."""
 EMPTY_S = 5.0
 """For the rest of the group to vanish after SIGKILL."""
-MARK = "TIDE_TRAINER_MARK"
-"""Environment variable that every process of a run inherits, with a value of that run alone."""
 _TAIL_LINES = 15
 
 
@@ -40,7 +38,8 @@ class GroupProcess:
 
     Args:
         command: program and arguments.
-        env: the whole environment.
+        mark: the run's token; whatever carries it is ended with the command.
+        env: the whole environment, less the mark.
         log: file that gets every line; appended.
         cwd: working folder.
 
@@ -48,13 +47,13 @@ class GroupProcess:
         TrainingError: the command cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path) -> None:
+    def __init__(self, command: Sequence[str], *, mark: str, env: Mapping[str, str], log: Path, cwd: Path) -> None:
         self.log = log
-        self.mark = uuid.uuid4().hex
+        self.mark = mark
         try:
             self._process: subprocess.Popen[str] = subprocess.Popen(
                 list(command),
-                env={**env, MARK: self.mark},
+                env={**env, MARK: mark},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -157,8 +156,7 @@ class GroupProcess:
 
     def members(self) -> list[int]:
         """Processes of the run that live: of the group, or with its mark."""
-        wanted = f"{MARK}={self.mark}".encode()
-        return [pid for pid, group in _live() if group == self._process.pid or wanted in _environment(pid)]
+        return sorted({pid for pid, group in _live() if group == self._process.pid} | set(marked(self.mark)))
 
     def _exited(self, timeout_s: float) -> bool:
         """Wait for the leader without reaping it."""
@@ -179,13 +177,6 @@ def _live() -> list[tuple[int, int]]:
             if fields[proc.STATE] not in {"Z", "X"}:
                 found.append((int(entry.name), int(fields[proc.GROUP])))
     return found
-
-
-def _environment(pid: int) -> list[bytes]:
-    """What a process was started with; empty where it is not ours to read."""
-    with contextlib.suppress(OSError):
-        return proc.environment(pid)
-    return []
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import torch
 from tide.domain import ShardRequest, TargetContract, TrainingConfig
 from tide.draft_files import DraftFiles
 from tide.errors import TrainingCancelled, TrainingError, TrainingStalled
-from tide.ownership import owned
+from tide.ownership import claim
 from tide.shards import RequestStates
 from tide.trainer.base import Finding
 from tide.trainer.hardware import Hardware
@@ -62,13 +62,14 @@ def rehearse(
     folder = workdir / f"{NAME}-{uuid.uuid4().hex[:12]}"
     folder.mkdir(parents=True)
     try:
-        with owned(folder):
-            return _steps(config, target, parent, bundle.resolve(), folder.resolve(), hardware)
+        mark = claim(folder).token
+        return _steps(mark, config, target, parent, bundle.resolve(), folder.resolve(), hardware)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _steps(
+    mark: str,
     config: TrainingConfig,
     target: TargetContract,
     parent: DraftFiles | None,
@@ -91,6 +92,7 @@ def _steps(
             paths,
             hardware,
             lambda _: None,
+            mark=mark,
             first_step_s=limit,
             bad_steps=STEPS + 1,
             within_s=limit,

@@ -43,6 +43,7 @@ def run_specforge(
     hardware: Hardware,
     on_progress: ProgressCallback,
     *,
+    mark: str,
     first_step_s: float,
     bad_steps: int,
     within_s: float | None = None,
@@ -50,6 +51,7 @@ def run_specforge(
     """Run it to its end; returns the last loss. Whatever happens, no process of it is left.
 
     Args:
+        mark: token of the run's owner (tide.ownership).
         first_step_s: longest time to the first step.
         bad_steps: so many steps in a row with loss 0 or not finite stop it.
         within_s: longest time for the whole run; None: as long as it steps.
@@ -65,7 +67,9 @@ def run_specforge(
     started = time.monotonic()
     with (
         sigterm_cancels(),
-        GroupProcess(command(hardware, file), env=environment(hardware, os.environ), log=run / LOG, cwd=run) as process,
+        GroupProcess(
+            command(hardware, file), mark=mark, env=environment(hardware, os.environ), log=run / LOG, cwd=run
+        ) as process,
     ):
         watch = Watch(
             plan.total_steps, started, first_step_s=first_step_s, step_s=config.no_progress_s, bad_steps=bad_steps

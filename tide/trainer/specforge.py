@@ -19,7 +19,7 @@ import torch
 from tide.domain import TargetContract, TrainingConfig
 from tide.draft_files import load_draft
 from tide.errors import BadInputError, ContractMismatch
-from tide.ownership import owned
+from tide.ownership import claim
 from tide.target_files import bundle_contract, eagle3_layers, read_config, target_contract
 from tide.trainer.base import Preflight, ProgressCallback, Trainer, TrainingData, TrainingResult
 from tide.trainer.bundle import write_bundle
@@ -80,25 +80,25 @@ class SpecForgeTrainer(Trainer):
         shares(config, hardware.ranks)  # before any data is read
         environment_facts = _environment_facts(hardware)
         workdir.mkdir(parents=True, exist_ok=True)
-        with owned(workdir):
-            run = Path(tempfile.mkdtemp(prefix="run-", dir=workdir.resolve()))
-            paths = paths_of(run, bundle.resolve())
-            try:
-                samples = materialise(
-                    data.shards,
-                    paths.samples,
-                    target=data.target,
-                    cut=Cut(config.prompt_rows, config.max_length, getattr(torch, hardware.dtype)),
-                    newest=_newest(data, config),
-                )
-                start = choose_start(draft, samples, config, bundle)
-                write_start(start, paths.start, paths.mapping)
-                loss = self._steps(config, samples, start, paths, hardware, on_progress)
-                checkpoints = export_checkpoints(
-                    paths.output, RUN_ID, workdir / "drafts", config=start.config, mapping=paths.mapping
-                )
-            finally:
-                clean(paths)
+        mark = claim(workdir).token
+        run = Path(tempfile.mkdtemp(prefix="run-", dir=workdir.resolve()))
+        paths = paths_of(run, bundle.resolve())
+        try:
+            samples = materialise(
+                data.shards,
+                paths.samples,
+                target=data.target,
+                cut=Cut(config.prompt_rows, config.max_length, getattr(torch, hardware.dtype)),
+                newest=_newest(data, config),
+            )
+            start = choose_start(draft, samples, config, bundle)
+            write_start(start, paths.start, paths.mapping)
+            loss = self._steps(config, samples, start, paths, hardware, on_progress, mark)
+            checkpoints = export_checkpoints(
+                paths.output, RUN_ID, workdir / "drafts", config=start.config, mapping=paths.mapping
+            )
+        finally:
+            clean(paths)
         return TrainingResult(
             checkpoints=checkpoints,
             **_data_facts(samples, start),
@@ -130,6 +130,7 @@ class SpecForgeTrainer(Trainer):
         paths: RunPaths,
         hardware: Hardware,
         on_progress: ProgressCallback,
+        mark: str,
     ) -> float:
         """Train; returns the last loss."""
         plan = Plan.of(
@@ -141,6 +142,7 @@ class SpecForgeTrainer(Trainer):
             paths,
             hardware,
             on_progress,
+            mark=mark,
             first_step_s=max(self._first_step_s, config.no_progress_s),
             bad_steps=self._bad_steps,
         )
