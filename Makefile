@@ -5,6 +5,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := 0.13.9
 export OMP_NUM_THREADS ?= 1
+# Two test files at a time, but for the whole cycle, whose engine takes both cores. `PARALLEL=` runs one at a time.
+PARALLEL ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # For the test of the Prefect UI: the browser that is there, else Debian's where this user may install it.
 BROWSER := test -n "$$CHROME" || command -v chromium chromium-browser google-chrome >/dev/null || \
 	{ test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
@@ -51,7 +53,8 @@ lint: $(VENV)/.installed  ## ruff, mypy --strict, import-linter
 
 test: setup .tide/.prepared-test  ## lint, then every test on the real parts
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest tests --ignore=tests/bench --durations=15
+	@$(BIN)/python -m pytest tests/integration tests/contract tests/unit $(PARALLEL) --durations=20
+	@$(BIN)/python -m pytest tests/e2e
 
 demo: setup      ## the whole cycle: serve, log, harvest, train, promote, shift, adapt, measure
 	@$(BIN)/tide demo

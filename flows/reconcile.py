@@ -19,7 +19,7 @@ from tasks.reconcile import (
     tidy_scratch,
 )
 from tide.errors import ServiceError
-from tide.recovery import Patience, ReconcileReport, Repair
+from tide.recovery.rules import Patience, ReconcileReport, Repair
 
 
 @flow(name="reconcile", log_prints=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from tasks.retain import plan_retention, remove_windows
-from tide.retention import RetentionPlan
+from tide.states.retention import RetentionPlan
 
 
 @flow(name="retain", log_prints=True)

@@ -18,12 +18,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
-
-from infra.prefect_api import ask, client
-from tide import events
-from tide.errors import ServiceError, TideError
-from tide.recovery import BEAT_S, BEATS
+from infra.prefect_access import server_at
+from tide.errors import NotThere, ServiceError, TideError
+from tide.prefect_api import PrefectApi
+from tide.recovery.rules import BEAT_S, BEATS
+from tide.watching import events
 
 VERSION = "[tide automations 1]"
 """Stands in every description; another one replaces what is there."""
@@ -144,27 +143,27 @@ def apply(api: str, *, beat_s: int = BEAT_S) -> list[str]:
         ServiceError: a deployment is missing, or the server refused.
     """
     changed = []
-    with client(api) as server:
-        found = {a["name"]: a for a in ask(server, "POST", "automations/filter", {"limit": 200})}
-        for automation in wanted(deployments_of(server), beat_s=beat_s):
-            there = found.get(automation["name"])
-            if there is not None and there["description"] == automation["description"]:
-                continue
-            if there is None:
-                ask(server, "POST", "automations/", automation)
-            else:
-                ask(server, "PUT", f"automations/{there['id']}", automation)
-            changed.append(str(automation["name"]))
+    server = server_at(api)
+    found = {a["name"]: a for a in server.call("POST", "automations/filter", {"limit": 200})}
+    for automation in wanted(deployments_of(server), beat_s=beat_s):
+        there = found.get(automation["name"])
+        if there is not None and there["description"] == automation["description"]:
+            continue
+        if there is None:
+            server.call("POST", "automations/", automation)
+        else:
+            server.call("PUT", f"automations/{there['id']}", automation)
+        changed.append(str(automation["name"]))
     return changed
 
 
-def deployments_of(server: httpx.Client) -> dict[str, str]:
+def deployments_of(server: PrefectApi) -> dict[str, str]:
     """Ids of the deployments that automations run. Raises ServiceError when one is missing."""
     found = {}
     for name in NEEDED:
         try:
-            found[name] = str(ask(server, "GET", f"deployments/name/{name}")["id"])
-        except ServiceError as error:
+            found[name] = str(server.call("GET", f"deployments/name/{name}")["id"])
+        except NotThere as error:
             raise ServiceError(f"automations run {name}: `prefect deploy --all` first: {error}") from error
     return found
 
@@ -179,8 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("which server? set PREFECT_API_URL or --api (`tide env` prints it)")
     try:
         if given.only_print:
-            with client(given.api) as server:
-                print(json.dumps(wanted(deployments_of(server)), indent=2))
+            print(json.dumps(wanted(deployments_of(server_at(given.api))), indent=2))
             return 0
         changed = apply(given.api)
     except TideError as error:

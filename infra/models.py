@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tide.draft_files import write_draft
 from tide.errors import BadInputError, ConfigError
 from tide.files import whole_folder
-from tide.target_files import eagle3_layers, weights_digest
+from tide.models.draft_files import write_draft
+from tide.models.target_files import eagle3_layers, weights_digest
 from tide.trainer.initial import draft_config, initial_tensors
 from tide.trainer.vocabulary import Vocabulary
 

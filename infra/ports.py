@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import time
 from collections.abc import Mapping
@@ -27,10 +28,14 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that was free a moment ago, below those that Linux gives to outgoing connections.
+
+    A server that ends and is started again on it will not find it taken by somebody's client, and two processes that
+    ask at once are given different ones, almost always.
+    """
+    while not is_free(port := random.SystemRandom().randrange(20_000, 32_000)):
+        pass
+    return port
 
 
 def choose_port(service: str, wanted: int | None, usual: int, taken: frozenset[int] = frozenset()) -> int:

@@ -19,7 +19,7 @@ from infra import automations, ports, prefect_access, processes, schedules
 from infra.files import tail
 from infra.processes import ManagedProcess, Report
 from tide.errors import ServiceError
-from tide.recovery import BEAT_S
+from tide.recovery.rules import BEAT_S
 
 SERVER = "prefect"
 POOLS: dict[str, int | None] = {"cpu": None, "mi250": 1}

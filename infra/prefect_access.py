@@ -8,10 +8,12 @@ nothing.
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Mapping
 
 from infra import ports
 from tide.errors import ConfigError
+from tide.prefect_api import PrefectApi
 
 SERVER_AUTH, CLIENT_AUTH = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
 EVERYWHERE = "0.0.0.0"
@@ -45,6 +47,11 @@ def require_closed(host: str, env: Mapping[str, str]) -> None:
 def auth_string(env: Mapping[str, str]) -> str:
     """``NAME:PASSWORD`` that an environment has for the API; empty when none."""
     return env.get(SERVER_AUTH) or env.get(CLIENT_AUTH) or ""
+
+
+def server_at(api: str) -> PrefectApi:
+    """The server at an address with ``/api``, with the password of this environment."""
+    return PrefectApi(api, auth_string(os.environ))
 
 
 def client_settings(env: Mapping[str, str]) -> dict[str, str]:

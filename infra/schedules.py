@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.prefect_api import ask, client
+from infra.prefect_access import server_at
 
 
 def active(api: str) -> set[tuple[str, str]]:
@@ -28,13 +28,12 @@ def turn_on(api: str, wanted: set[tuple[str, str]]) -> int:
         for s in d["schedules"]
         if (d["id"], s["slug"]) in wanted and not s["active"]
     ]
-    with client(api) as server:
-        for path in off:
-            ask(server, "PATCH", path, {"active": True})
+    server = server_at(api)
+    for path in off:
+        server.call("PATCH", path, {"active": True})
     return len(off)
 
 
 def _deployments(api: str) -> list[dict[str, Any]]:
-    with client(api) as server:
-        found: list[dict[str, Any]] = ask(server, "POST", "deployments/filter", {"limit": 200})
-        return found
+    found: list[dict[str, Any]] = server_at(api).call("POST", "deployments/filter", {"limit": 200})
+    return found

@@ -24,9 +24,9 @@ from infra.prepared import PREPARED_FILE, Prepared
 from infra.processes import ManagedProcess, Report
 from infra.sglang import SglangOptions
 from infra.stack import Stack, save
-from tide import keys
 from tide.errors import ServiceError
 from tide.names import is_digest
+from tide.signatures import keys
 
 REPLICA = "r0"
 USUAL_SERVICE = "smollm2"

@@ -23,9 +23,13 @@ from tasks.suspension import (
     state_of,
     this_run,
 )
-from tide import approval_answers, approval_rules, approval_text, approvals, ledger, rollout, trial, wiring
-from tide.approval_answers import Form
-from tide.attestation import check_verdict
+from tide import wiring
+from tide.approvals import answers as approval_answers
+from tide.approvals import rules as approval_rules
+from tide.approvals import steps as approvals
+from tide.approvals import text as approval_text
+from tide.approvals.answers import Form
+from tide.canary import trial
 from tide.domain import (
     ApprovalAnswer,
     ApprovalRequest,
@@ -36,7 +40,10 @@ from tide.domain import (
     Verdict,
 )
 from tide.errors import SignatureRefused
-from tide.serving_file import candidate_on, read_signed_verdict
+from tide.lineage import ledger
+from tide.serving import rollout
+from tide.serving.serving_file import candidate_on, read_signed_verdict
+from tide.signatures.attestation import check_verdict
 from tide.store.base import Store
 
 LATELY = 20

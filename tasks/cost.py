@@ -10,9 +10,11 @@ from tasks.drift import in_serving_since, request_table
 from tasks.serve import drafting
 from tasks.stage import stage
 from tasks.throughput import load_of, profile_for
-from tide import cost, ledger, wiring
+from tide import wiring
 from tide.domain import DriftReport, PoolChoice, Snapshot, Verdict
-from tide.serving_file import read_serving
+from tide.lineage import ledger
+from tide.serving.serving_file import read_serving
+from tide.throughput import cost
 
 
 @stage("weigh cost")

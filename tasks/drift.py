@@ -10,11 +10,17 @@ from prefect.artifacts import create_markdown_artifact
 
 from tasks.events import announce
 from tasks.stage import cache_folder, stage
-from tide import capture_rate, drift, drift_report, events, ledger, requests, rollout, snapshots, wiring
-from tide.baseline import Baseline
+from tide import wiring
 from tide.domain import DraftModel, DriftReport, Snapshot
-from tide.request_stats import RequestStats
-from tide.serving_file import read_promotion
+from tide.drift import report as drift_report
+from tide.drift import rule as drift
+from tide.drift.baseline import Baseline
+from tide.lineage import ledger
+from tide.serving import rollout
+from tide.serving.serving_file import read_promotion
+from tide.states import capture_rate, requests, snapshots
+from tide.states.request_stats import RequestStats
+from tide.watching import events
 
 
 @stage("detect drift")

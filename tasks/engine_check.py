@@ -5,11 +5,14 @@ from __future__ import annotations
 from tasks.drift import record, request_stats, serving_draft
 from tasks.serve import drafting
 from tasks.stage import cache_folder, stage
-from tide import drift, rollout, snapshots, wiring
+from tide import wiring
 from tide.domain import DriftReport, RequestScore, Snapshot, Split, split_of
-from tide.engine_check import check_engine as decide
-from tide.engine_check import evidence
+from tide.drift import rule as drift
+from tide.drift.engine_check import check_engine as decide
+from tide.drift.engine_check import evidence
 from tide.errors import EvaluationError
+from tide.serving import rollout
+from tide.states import snapshots
 
 
 @stage("check engine")

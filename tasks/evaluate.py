@@ -11,18 +11,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from tasks.serve import drafting
 from tasks.stage import cache_folder, stage
 from tasks.throughput import load_of, profile_for
-from tide import (
-    families,
-    gate,
-    ledger,
-    lineage,
-    promotion,
-    rollout,
-    snapshots,
-    verdict_report,
-    verdict_text,
-    wiring,
-)
+from tide import wiring
 from tide.acceptance import NO_DRAFT, baseline_without_draft
 from tide.domain import (
     DraftModel,
@@ -34,7 +23,13 @@ from tide.domain import (
     Split,
     Verdict,
 )
-from tide.serving_file import SIGNED_VERDICT, candidate_on, draft_prefix
+from tide.lineage import ledger
+from tide.lineage import metadata as lineage
+from tide.promotion import families, gate, verdict_report, verdict_text
+from tide.promotion import rule as promotion
+from tide.serving import rollout
+from tide.serving.serving_file import SIGNED_VERDICT, candidate_on, draft_prefix
+from tide.states import snapshots
 
 
 @stage("fetch candidate")

@@ -10,7 +10,7 @@ SOURCE = "tide"
 
 
 def announce(name: str, resource: str, **payload: str) -> None:
-    """Emit an event of `tide.events`. Outside of a run nobody listens, and nothing is emitted.
+    """Emit an event of `tide.watching.events`. Outside of a run nobody listens, and nothing is emitted.
 
     Args:
         resource: what it is about: `events.of_service` or `events.of_draft`.

@@ -1,4 +1,4 @@
-"""Harvest: the closed windows of this host's spool become commits of states; see tide/harvest.py for the order."""
+"""Harvest: the closed windows of this host's spool become commits of states, in the order of tide/states/harvest.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import torch
 from prefect import get_run_logger
 
 from tasks.stage import stage
-from tide import ledger, target_files, wiring
+from tide import wiring
 from tide.config import Settings
 from tide.domain import Erasure, HarvestResult, TargetContract
-from tide.harvest import Harvester
+from tide.lineage import ledger
+from tide.models import target_files
+from tide.states.harvest import Harvester
 
 
 @stage("harvest spool")

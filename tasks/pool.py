@@ -9,10 +9,13 @@ from prefect import get_run_logger
 
 from tasks.stage import cache_folder, stage
 from tasks.train import walk_selection
-from tide import candidates, ledger, pool, rollout, wiring
+from tide import wiring
 from tide.domain import DraftModel, DriftReport, PoolChoice, Snapshot
+from tide.lineage import ledger
+from tide.models import candidates, pool
 from tide.repositories import CANDIDATE, MAIN
-from tide.serving_file import read_promotions
+from tide.serving import rollout
+from tide.serving.serving_file import read_promotions
 
 
 @stage("look in the pool")

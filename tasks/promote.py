@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Final
 
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from tasks.events import announce
 from tasks.stage import stage
-from tide import events, ledger, rollout, wiring
+from tide import wiring
 from tide.domain import CanaryRefusal, CanaryReport, Promotion, ReplicaSwap
-from tide.errors import Conflict
-from tide.replicas import describe
+from tide.errors import CanaryBusy, Conflict
+from tide.lineage import ledger
+from tide.serving import rollout
+from tide.serving.replicas import describe
+from tide.watching import events
+
+BUSY_S: Final = 5.0
+"""Between two looks whether another candidate's trial is over."""
 
 
 @stage("roll out")
@@ -21,15 +29,8 @@ def roll_out(branch: str, digest: str, expected_generation: int) -> Promotion | 
 
     None when another promotion was faster: the verdict is stale, and the candidate must be judged again.
     """
-    config = wiring.settings()
     try:
-        outcome = rollout.promote(
-            wiring.site(config),
-            wiring.authority(config),
-            candidate_ref=branch,
-            digest=digest,
-            expected_generation=expected_generation,
-        )
+        outcome = _in_turn(branch, digest, expected_generation)
     except Conflict as error:
         get_run_logger().warning("not promoted: %s", error)
         return None
@@ -49,6 +50,25 @@ def roll_back(expected_generation: int | None = None, to: str | None = None) -> 
     )
     _record(promotion)
     return promotion
+
+
+def _in_turn(branch: str, digest: str, expected_generation: int) -> Promotion | CanaryRefusal:
+    """The rollout, once no other candidate is on trial: if that one is refused, the verdict still holds."""
+    config, told = wiring.settings(), False
+    while True:
+        try:
+            return rollout.promote(
+                wiring.site(config),
+                wiring.authority(config),
+                candidate_ref=branch,
+                digest=digest,
+                expected_generation=expected_generation,
+            )
+        except CanaryBusy as busy:
+            if not told:
+                get_run_logger().info("%s", busy)
+            told = True
+            time.sleep(BUSY_S)
 
 
 def _record(promotion: Promotion) -> None:

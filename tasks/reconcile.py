@@ -1,6 +1,6 @@
 """Reconcile: each stage looks for one kind of thing that a dead process leaves behind, mends it, and says what it did.
 
-Every repair is safe to repeat. What is taken for dead, and when, is decided by `tide.recovery`.
+Every repair is safe to repeat. What is taken for dead, and when, is decided by `tide.recovery.rules`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from tasks.approvals import expire_approvals
 from tasks.runs import RunServer, current_run, server
 from tasks.serve import reconcile_replicas
 from tasks.stage import stage
-from tide import ledger, leftovers, ownership, recovery, wiring
-from tide.ownership import Owner
-from tide.recovery import Patience, ReconcileReport, Repair, RunView, SlotView
-from tide.replicas import describe
+from tide import wiring
+from tide.lineage import ledger
+from tide.recovery import leftovers, ownership
+from tide.recovery import rules as recovery
+from tide.recovery.ownership import Owner
+from tide.recovery.rules import Patience, ReconcileReport, Repair, RunView, SlotView
+from tide.serving.replicas import describe
 
 KIND = "reconcile"
 BETWEEN_READINGS_S = 2.0

@@ -8,8 +8,9 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from tasks.stage import stage
-from tide import pruning, retention, wiring
-from tide.retention import RetentionPlan
+from tide import wiring
+from tide.states import pruning, retention
+from tide.states.retention import RetentionPlan
 
 
 @stage("plan retention")

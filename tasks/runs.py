@@ -1,4 +1,4 @@
-"""What the Prefect server knows of our runs, as the rules of `tide.recovery` want it, and how a dead one is ended.
+"""What the Prefect server knows of our runs, as `tide.recovery.rules` wants it, and how a dead one is ended.
 
 Owns the calls to Prefect's API. Our runs are those with the tag ``tide``, which every deployment of prefect.yaml has:
 a server that others use too is left alone. Decides nothing.
@@ -31,7 +31,7 @@ from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFi
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
-from tide.recovery import AT_WORK, FINAL, RunView, SlotView
+from tide.recovery.rules import AT_WORK, FINAL, RunView, SlotView
 
 TAG = "tide"
 _PAGE = 200

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TypedDict
 
 from tasks.stage import stage
-from tide import rollout, wiring
+from tide import wiring
 from tide.domain import ReplicaSwap
+from tide.serving import rollout
 
 
 class Drafting(TypedDict):

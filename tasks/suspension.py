@@ -23,7 +23,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.settings import get_current_settings
 from pydantic import Field
 
-from tide.approval_answers import Form, is_loopback
+from tide.approvals.answers import Form, is_loopback
 from tide.errors import ConfigError
 
 

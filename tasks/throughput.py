@@ -8,9 +8,11 @@ from collections import defaultdict
 from pathlib import Path
 
 from tasks.stage import cache_folder
-from tide import profiles, requests, snapshots, wiring
+from tide import wiring
 from tide.domain import EngineProfile, Snapshot, TargetContract
-from tide.load import ServiceLoad, service_load
+from tide.states import requests, snapshots
+from tide.throughput import profiles
+from tide.throughput.load import ServiceLoad, service_load
 
 
 def profile_for(target: TargetContract, *, steps: int | None = None) -> EngineProfile | None:

@@ -19,13 +19,17 @@ from tasks.runs import attempt_key
 from tasks.serve import drafting
 from tasks.stage import cache_folder, stage
 from tasks.version import fetch_held_out_shards, pin_snapshot
-from tide import candidates, checkpoints, events, ledger, rollout, wiring
-from tide.comparable import check_reproduced
+from tide import wiring
 from tide.domain import CheckpointChoice, DraftModel, DriftReport, EvalReport, Snapshot, Split, TrainingProgress
-from tide.draft_files import load_draft
 from tide.errors import Gone, NotFound, TrainingError
 from tide.files import whole_folder
+from tide.lineage import ledger
+from tide.models import candidates, checkpoints
+from tide.models.draft_files import load_draft
+from tide.promotion.comparable import check_reproduced
+from tide.serving import rollout
 from tide.trainer.base import Checkpoint, Preflight, ProgressCallback, TrainingData, TrainingResult
+from tide.watching import events
 
 
 @stage("request training")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.stage import cache_folder, stage
-from tide import snapshots, wiring
+from tide import wiring
 from tide.domain import Snapshot, Split
+from tide.states import snapshots
 
 
 @stage("pin snapshot")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tide import ledger
 from tide.domain import DriftReport, Record
+from tide.lineage import ledger
 from tide.store.base import Store
 
 KIND = "cycle"

@@ -17,6 +17,7 @@ TideError                     .transient says whether a retry may help; only suc
 │   ├── Gone                  the object was listed but its bytes were deleted
 │   ├── AlreadyExists         a write-once name was taken
 │   ├── Conflict              a merge lost a race
+│   │   └── CanaryBusy        another candidate is on trial; it ends by its lease at the latest
 │   ├── NothingToCommit       the branch has no change
 │   ├── ProtectedBranch       direct writes are refused
 │   └── HookRefused           a pre-merge hook said no
@@ -28,7 +29,8 @@ TideError                     .transient says whether a retry may help; only suc
 │   ├── TrainingStalled       no step within the deadline
 │   └── TrainingCancelled     asked to stop; the process group has ended
 ├── EvaluationError           nothing to evaluate, or not comparable
-└── ServiceError              a local process could not be started, or did not become ready
+└── ServiceError              a part that TIDE runs on did not start, did not answer, or refused
+    └── NotThere              it answers, and has no such thing
 """
 
 from __future__ import annotations
@@ -135,6 +137,10 @@ class Conflict(StoreError):
     """A merge lost a race; nothing was merged."""
 
 
+class CanaryBusy(Conflict):
+    """Another candidate is on trial; nothing was changed. It ends by itself, or by its lease."""
+
+
 class NothingToCommit(StoreError):
     """The branch has no change against its head."""
 
@@ -188,4 +194,8 @@ class EvaluationError(TideError):
 
 
 class ServiceError(TideError):
-    """A local process could not be started, or did not become ready."""
+    """A part that TIDE runs on could not be started, did not become ready, did not answer, or refused."""
+
+
+class NotThere(ServiceError):
+    """A part that TIDE runs on answers, and has no such thing."""

@@ -18,14 +18,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tide import checkpoints, promotion, rollout, snapshots, verdict_text, wiring
+from tide import wiring
 from tide.acceptance import baseline_without_draft
 from tide.config import Policy
 from tide.domain import EvalReport, Split, TrainingProgress, split_of
 from tide.errors import BadInputError, Gone, NotFound, TideError
 from tide.files import held, whole_folder, write_durably
+from tide.models import checkpoints
 from tide.pinned import LOCK, Pinned
-from tide.shards import read_manifest
+from tide.promotion import rule as promotion
+from tide.promotion import verdict_text
+from tide.serving import rollout
+from tide.states import snapshots
+from tide.states.shards import read_manifest
 from tide.store.base import Store
 from tide.trainer.base import TrainingData
 

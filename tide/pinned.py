@@ -11,10 +11,11 @@ from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from tide import rollout, snapshots
 from tide.domain import Digest, Value
 from tide.errors import ConfigError
 from tide.files import write_durably
+from tide.serving import rollout
+from tide.states import snapshots
 from tide.store.base import Store
 
 LOCK = Path("data/snapshot.lock.json")

@@ -1,7 +1,6 @@
 """Runs of Prefect, over its HTTP API: their states, and resuming one that waits for a form.
 
-Owns the addresses and what the answers mean. Prefect's own client is not used: its import takes seconds that a command
-would make everybody wait. Knows nothing of what the flows do.
+Owns the addresses and what the answers mean. Knows nothing of what the flows do.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import httpx
-import tenacity
-
-from tide.errors import ApprovalRefused, ConfigError, ServiceError
+from tide.errors import ApprovalRefused, ConfigError
+from tide.prefect_api import PrefectApi
 
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -45,9 +42,7 @@ class PrefectRuns:
     """
 
     def __init__(self, url: str, auth: str = "") -> None:
-        user, _, password = auth.partition(":")
-        self.url = url.rstrip("/")
-        self._auth = (user, password) if auth else None
+        self._api = PrefectApi(url, auth)
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -58,13 +53,13 @@ class PrefectRuns:
         return cls(url, os.environ.get("PREFECT_API_AUTH_STRING", ""))
 
     def run(self, id: str) -> Run:
-        """One run by its id. Raises ServiceError when the server has none such."""
-        return _run(self._call("GET", f"flow_runs/{id}"))
+        """One run by its id. Raises NotThere when the server has none such."""
+        return _run(self._api.call("GET", f"flow_runs/{id}"))
 
     def of_flow(self, name: str) -> list[Run]:
         """The newest runs of a flow, whatever started them, newest first."""
         body = {"flows": {"name": {"any_": [name]}}, "sort": "EXPECTED_START_TIME_DESC", "limit": 50}
-        return [_run(found) for found in self._call("POST", "flow_runs/filter", body)]
+        return [_run(found) for found in self._api.call("POST", "flow_runs/filter", body)]
 
     def resume(self, id: str, form: Mapping[str, str]) -> None:
         """Hand a form to a suspended run, which goes on.
@@ -72,32 +67,10 @@ class PrefectRuns:
         Raises:
             ApprovalRefused: the server did not take it; says why. Nothing changed.
         """
-        answer = self._call("POST", f"flow_runs/{id}/resume", {"run_input": dict(form)})
+        answer = self._api.call("POST", f"flow_runs/{id}/resume", {"run_input": dict(form)})
         if answer["status"] != "ACCEPT":  # 201 or 200 says the same, and less clearly
             why = (answer.get("details") or {}).get("reason") or answer["status"]
             raise ApprovalRefused(f"run {id} did not take the answer: {why}; nothing changed")
-
-    def _call(self, method: str, path: str, body: object = None) -> Any:
-        try:
-            answer = self._send(method, path, body)
-        except httpx.HTTPError as error:
-            raise ServiceError(f"Prefect at {self.url} does not answer: {error}; see `tide status`") from error
-        if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise ConfigError(f"Prefect at {self.url} wants a password: set PREFECT_API_AUTH_STRING to user:password")
-        if not answer.is_success:
-            raise ServiceError(f"Prefect at {self.url}: {method} {path}: {answer.status_code} {answer.text[:300]}")
-        return answer.json()
-
-    @tenacity.retry(
-        retry=tenacity.retry_if_result(lambda answer: answer.status_code == httpx.codes.SERVICE_UNAVAILABLE),
-        stop=tenacity.stop_after_attempt(10),
-        wait=tenacity.wait_fixed(0.5),
-        retry_error_callback=lambda last: last.outcome.result() if last.outcome else None,
-    )
-    def _send(self, method: str, path: str, body: object) -> httpx.Response:
-        """SQLite is locked for moments under load: 503, which Prefect's own client tries again as well."""
-        address = f"{self.url}/{path}"
-        return httpx.request(method, address, json=body, auth=self._auth, timeout=30.0, trust_env=False)
 
 
 def _run(found: Mapping[str, Any]) -> Run:

@@ -10,8 +10,8 @@ import hashlib
 import json
 from importlib import resources
 
-from tide import lineage
 from tide.errors import NotFound, NothingToCommit
+from tide.lineage import metadata as lineage
 from tide.store.base import Store
 
 MAIN = "main"

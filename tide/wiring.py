@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr, ValidationError
 
-from tide import keys
-from tide.attestation import Authority
 from tide.config import CanaryPolicy, Settings
 from tide.engine.base import Engine
 from tide.engine.live import Live
 from tide.errors import ConfigError, EngineUnavailable, ServiceError
 from tide.evaluator.base import Evaluator
-from tide.rollout import Restart, Site
-from tide.signing import SigningKey, TrustedKeys
+from tide.serving.rollout import Restart, Site
+from tide.signatures import keys
+from tide.signatures.attestation import Authority
+from tide.signatures.signing import SigningKey, TrustedKeys
 from tide.store.base import Store
 from tide.trainer.base import Trainer
 
 if TYPE_CHECKING:
-    from tide.canary_watch import CanaryWatch
-    from tide.openlineage import OpenLineage
+    from tide.canary.watch import CanaryWatch
+    from tide.lineage.openlineage import OpenLineage
 
 RESTART_TIMEOUT_S = 300.0
 
@@ -88,7 +88,7 @@ def store(config: Settings, *, attempts: int = 6) -> Store:
 @lru_cache
 def openlineage(config: Settings) -> OpenLineage:
     """One a process, so that a receiver that is down is waited for and warned of once."""
-    from tide.openlineage import OpenLineage
+    from tide.lineage.openlineage import OpenLineage
 
     return OpenLineage(
         config.openlineage_url,
@@ -188,7 +188,7 @@ def site(config: Settings) -> Site:
 
 def canary_watch(config: Settings, policy: CanaryPolicy) -> CanaryWatch:
     """What looks at a candidate on the first replica, from the spool of this host."""
-    from tide.canary_watch import CanaryWatch
+    from tide.canary.watch import CanaryWatch
 
     return CanaryWatch(
         spool=config.spool_folder,

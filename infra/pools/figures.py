@@ -10,8 +10,8 @@ from typing import Any
 
 from tide.config import Policy
 from tide.domain import DraftContract
-from tide.draft_format import read_contract
-from tide.target_files import eagle3_layers, read_config
+from tide.models.draft_format import read_contract
+from tide.models.target_files import eagle3_layers, read_config
 from tide.trainer.initial import draft_config
 from tide.trainer.memory import (
     disk_bytes,

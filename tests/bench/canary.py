@@ -1,6 +1,6 @@
 """How often the canary is wrong, and how soon it is right: ``python -m tests.bench.canary`` writes ``operate.json``.
 
-Promotions are simulated through the real rule (``tide.canary.decide``, asked after every request) on per-request data
+Promotions are simulated through the real rule (``tide.canary.rule``, asked after every request) on per-request data
 of real SGLang runs: what a draft accepted live, and its walk over the same requests. A/A: the candidate is the
 incumbent, so that every rollback is false. Bad: the same requests with accepted tokens lost at random, so that its
 acceptance rate is .15 lower; its own walk is lower by as much. Two real pairs beside them: sibling drafts, and a draft
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tests.bench import operate_results
 from tests.bench.decisions import corpus
 from tests.bench.decisions.corpus import Scores
-from tide.canary import Compared, decide
+from tide.canary.rule import Compared, decide
 from tide.domain import CanaryReport
 from tide.policies import CanaryPolicy
 

@@ -23,13 +23,13 @@ import torch
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from tide.draft_files import load_draft  # noqa: E402
 from tide.evaluator.draft_module import Eagle3Draft  # noqa: E402
 from tide.evaluator.target import SampledTarget  # noqa: E402
 from tide.evaluator.tree import TreeShape  # noqa: E402
 from tide.evaluator.walker import Walker  # noqa: E402
-from tide.shards import RequestStates, ShardReader  # noqa: E402
-from tide.target_files import head_keys, load_tensor  # noqa: E402
+from tide.models.draft_files import load_draft  # noqa: E402
+from tide.models.target_files import head_keys, load_tensor  # noqa: E402
+from tide.states.shards import RequestStates, ShardReader  # noqa: E402
 
 RESULT = REPOSITORY / "tests" / "bench" / "results" / "evaluator.json"
 STEPS, TOPK, TREE_TOKENS, TEMPERATURE = 3, 4, 8, 0.7

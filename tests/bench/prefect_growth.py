@@ -24,12 +24,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from infra import prefect
-from infra.prefect_api import client
+from infra import prefect, prefect_access
 from tests.bench.operate_results import merge
 from tests.support.operated import Pipeline, wait_for
 from tests.support.operating import pipeline
-from tide.recovery import BEAT_S
+from tide.recovery.rules import BEAT_S
 
 WEEK_S = 7 * 86400
 SCHEDULED = {"harvest": WEEK_S // 300, "adapt": WEEK_S // 900, "reconcile": WEEK_S // 900, "retain": 7}
@@ -124,8 +123,7 @@ class Growth:
         return self.of(work)
 
     def _send(self, events: list[dict[str, Any]]) -> None:
-        with client(prefect.api_url(self.pipe.port)) as server:
-            server.post("events", json=events).raise_for_status()
+        prefect_access.server_at(prefect.api_url(self.pipe.port)).call("POST", "events", events)
 
 
 def measure(home: Path, runs: int, trained: int) -> dict[str, Any]:

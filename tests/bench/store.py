@@ -32,8 +32,8 @@ import psutil
 from infra import ports
 from infra.lakefs.server import LakefsServer
 from tests.support.long_history import write_drafts, write_windows
-from tide import history, history_text, provenance
 from tide.files import sync_folder
+from tide.lineage import history, history_text, provenance
 from tide.store.lakefs import LakefsStore
 
 SIZE = 64 << 20

@@ -18,8 +18,8 @@ from pathlib import Path
 from infra import models
 from tests.support.drafts import draft_tensors, for_model
 from tests.support.sglang_server import SglangServer
-from tide.draft_files import write_draft
 from tide.engine.sglang import SglangEngine
+from tide.models.draft_files import write_draft
 
 RESULTS = Path(__file__).parent / "results" / "swap.json"
 KEY, REQUESTS, ROUNDS = "bench", 4, 9

@@ -11,12 +11,12 @@ from typing import Any
 
 from tests.support.harvested import ReadBack, read_back
 from tests.support.operated import REPLICAS, SERVICE, Pipeline
-from tide import keys
 from tide.domain import LineageRecord
 from tide.errors import TideError
 from tide.repositories import candidate_branches
-from tide.serving_file import read_attestation, read_serving
-from tide.signing import TrustedKeys
+from tide.serving.serving_file import read_attestation, read_serving
+from tide.signatures import keys
+from tide.signatures.signing import TrustedKeys
 
 STATES, DRAFTS = f"{SERVICE}-states", f"{SERVICE}-drafts"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.harvested import Delivered
 from tests.support.spooled import START, WINDOW_S, add_segment, add_shard, truncate
 from tide.domain import Split
-from tide.spool import window_of
+from tide.states.spool import window_of
 
 
 @dataclass

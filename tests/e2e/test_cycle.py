@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tide import keys
-from tide.attestation import check_attestation
 from tide.domain import Signed
-from tide.signing import TrustedKeys
+from tide.signatures import keys
+from tide.signatures.attestation import check_attestation
+from tide.signatures.signing import TrustedKeys
 
 REPOSITORY = Path(__file__).parents[2]
 TIDE = Path(sys.executable).with_name("tide")

@@ -22,12 +22,15 @@ import yaml
 from infra import local, ports, prefect, processes
 from infra.lakefs.server import LakefsServer
 from tests.support import approval_flows
-from tide import approvals, keys, ledger, provenance, repositories, wiring
+from tide import repositories, wiring
+from tide.approvals import steps as approvals
 from tide.config import ApprovalPolicy, Policy
 from tide.domain import LineageRecord, Promotion, Serving, Verdict
+from tide.lineage import ledger, provenance
 from tide.prefect_runs import FINAL, PrefectRuns
-from tide.replicas import DRAFT_FILES
-from tide.serving_file import draft_prefix, read_serving
+from tide.serving.replicas import DRAFT_FILES
+from tide.serving.serving_file import draft_prefix, read_serving
+from tide.signatures import keys
 from tide.store.lakefs import LakefsStore
 
 A, B, C, D = (letter * 64 for letter in "abcd")

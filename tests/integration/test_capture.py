@@ -17,9 +17,9 @@ import pytest
 from tests.support.capture import LAYERS, MESSAGES, PROMPTS, Captured, Client, Truth, plugin_env, wait_for
 from tests.support.sglang_server import SglangServer
 from tide.errors import ServiceError
-from tide.requests import read_table
 from tide.sglang_plugin.admission import request_hash
-from tide.shards import validate_shard
+from tide.states.requests import read_table
+from tide.states.shard_checks import validate_shard
 
 pytestmark = pytest.mark.timeout(1500)
 

@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 from infra.lakefs.server import LakefsServer
 from tests.support.erasing import DRAFT, SEED, SUBJECTS, eraser, filled, leaks
 from tests.support.spooled import states
-from tide import cli, ledger, snapshots, wiring
+from tide import cli, wiring
 from tide.domain import Erasure, ErasureDone
 from tide.errors import Gone, StoreError
+from tide.lineage import ledger
+from tide.states import snapshots
 from tide.store.lakefs import LakefsStore
 from tide.store.lakefs_erase import BlockAccess
 

@@ -14,11 +14,11 @@ from tests.support.anchors import leading, right_proposals
 from tests.support.states import AUX_LAYERS, PROMPTS, contract_of, make_shard, make_states, target_model
 from tests.support.tiny import DRAFT_VOCAB, HIDDEN, VOCAB, embedding_of, tiny_bundle, tiny_draft
 from tide.domain import Split
-from tide.draft_files import load_draft, write_draft
 from tide.evaluator.draft_module import Eagle3Draft
 from tide.evaluator.drafting import Anchors, Beams
 from tide.evaluator.eagle3 import Eagle3Evaluator
-from tide.target_files import head_keys, load_tensor
+from tide.models.draft_files import load_draft, write_draft
+from tide.models.target_files import head_keys, load_tensor
 from tide.trainer.bundle import write_bundle
 from tide.trainer.initial import draft_config, initial_tensors
 from tide.trainer.vocabulary import Vocabulary

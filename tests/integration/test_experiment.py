@@ -20,9 +20,9 @@ from tests.support.tiny import request_info
 from tests.support.tiny_target import tiny_target, tiny_target_states
 from tide import pinned
 from tide.domain import Split
-from tide.shards import write_shard
+from tide.models.target_files import bundle_contract
+from tide.states.shards import write_shard
 from tide.store.lakefs import LakefsStore
-from tide.target_files import bundle_contract
 from tide.trainer.specforge import SpecForgeTrainer
 
 REPOSITORY = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ import pytest
 from infra.lakefs.server import LakefsServer
 from tests.fakes.fake_engine import FakeEngine
 from tests.support.signed import AUTHORITY, judge_and_promote, put_verdict, verdict_on
-from tide import canary_lease, candidates, repositories, rollout
+from tide import repositories
+from tide.canary import lease as canary_lease
 from tide.domain import (
     Attestation,
     CanaryLease,
@@ -23,9 +24,11 @@ from tide.domain import (
     ServingDraft,
 )
 from tide.errors import Conflict, HookRefused, ProtectedBranch, SignatureRefused
-from tide.replicas import DRAFT_FILES
-from tide.rollout import Site, read_serving
-from tide.serving_file import attestation_path, candidate_on, draft_prefix, read_attestation, read_promotions
+from tide.models import candidates
+from tide.serving import rollout
+from tide.serving.replicas import DRAFT_FILES
+from tide.serving.rollout import Site, read_serving
+from tide.serving.serving_file import attestation_path, candidate_on, draft_prefix, read_attestation, read_promotions
 from tide.store.lakefs import LakefsStore
 
 A, B, C, D = "a" * 64, "b" * 64, "c" * 64, "d" * 64

@@ -13,11 +13,11 @@ import pytest
 from infra.lakefs.server import LakefsServer
 from tests.fakes.crashing_store import Crash, CrashPoint, crashing
 from tests.support.spooled import START, TARGET, WINDOW_S, add_segment, add_shard, full_spool, harvester_of
-from tide import snapshots
-from tide import spool as spools
 from tide.domain import HarvestResult, LineageRecord, Shard, Split
 from tide.errors import NotFound, StoreUnavailable
-from tide.shards import ShardReader
+from tide.states import snapshots
+from tide.states import spool as spools
+from tide.states.shards import ShardReader
 from tide.store.base import Store
 from tide.store.lakefs import LakefsStore
 

@@ -10,9 +10,9 @@ import pytest
 
 from infra.models import ORIGIN_FILE, ensure_target_model, untrained_draft
 from tests.support.states import target_model
-from tide.draft_files import load_draft
 from tide.errors import BadInputError
-from tide.target_files import INDEX_FILE, eagle3_layers, head_keys, target_contract
+from tide.models.draft_files import load_draft
+from tide.models.target_files import INDEX_FILE, eagle3_layers, head_keys, target_contract
 
 
 def test_the_target_has_an_index_a_tied_head_and_one_end_of_turn() -> None:

@@ -19,11 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.support.sglang_server import SglangServer
 from tests.support.states import AUX_LAYERS, PROMPTS
 from tide.domain import ShardRequest
-from tide.draft_files import load_draft, write_draft
 from tide.evaluator.draft_module import Eagle3Draft
 from tide.evaluator.drafting import Anchors, Beams
 from tide.evaluator.eagle3 import score_request
-from tide.shards import RequestStates
+from tide.models.draft_files import load_draft, write_draft
+from tide.states.shards import RequestStates
 
 pytestmark = pytest.mark.timeout(1500)
 

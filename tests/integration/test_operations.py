@@ -23,10 +23,11 @@ from tests.drills.cycle_books import DRAFTS, Books
 from tests.drills.cycle_report import Kill
 from tests.support.operated import BEAT_S, FINAL, IMPATIENT, Pipeline, kill, wait_for
 from tests.support.operating import pipeline
-from tide import ledger, recovery
 from tide.cycles import KIND, Cycle
-from tide.recovery import ReconcileReport
-from tide.serving_file import read_serving
+from tide.lineage import ledger
+from tide.recovery import rules as recovery
+from tide.recovery.rules import ReconcileReport
+from tide.serving.serving_file import read_serving
 
 LATE = 24 if os.environ.get("TIDE_DRILL") else 8
 """Runs that were missed: a night of them in `make drill`, an hour in `make test`."""

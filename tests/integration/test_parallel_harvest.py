@@ -16,7 +16,7 @@ from tests.support.harvested import Delivered, read_back, spooled
 from tests.support.spooled import START, WINDOW_S, add_segment, add_shard, harvester_of
 from tide import repositories
 from tide.errors import Conflict, SpoolBusy
-from tide.spool import window_of
+from tide.states.spool import window_of
 from tide.store.lakefs import LakefsStore
 
 AT_ONCE = 8

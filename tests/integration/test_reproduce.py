@@ -13,15 +13,15 @@ import pytest
 from tests.fakes.memory_store import MemoryStore
 from tests.support.tiny import request_info
 from tests.support.tiny_target import tiny_target, tiny_target_states
-from tide import candidates
 from tide.config import Policy
 from tide.domain import DraftModel, Split, TrainingConfig, TrainingProgress
-from tide.draft_files import load_draft
 from tide.errors import BadInputError, NotFound
-from tide.reproduce import Reproduction, reproduce
-from tide.rollout import draft_prefix
-from tide.shards import write_shard
-from tide.target_files import bundle_contract
+from tide.lineage.reproduce import Reproduction, reproduce
+from tide.models import candidates
+from tide.models.draft_files import load_draft
+from tide.models.target_files import bundle_contract
+from tide.serving.rollout import draft_prefix
+from tide.states.shards import write_shard
 from tide.trainer.base import ProgressCallback, TrainingData
 from tide.trainer.hardware import Hardware
 from tide.trainer.specforge import SpecForgeTrainer

@@ -27,9 +27,9 @@ from tests.support.sglang_server import SglangServer
 from tests.support.signed import KEY as SIGNER
 from tests.support.signed import STRANGER, attest, attestation, verdict_on
 from tide.domain import DraftModel
-from tide.draft_files import load_draft, write_draft, write_record
 from tide.engine.sglang import SglangEngine
 from tide.errors import EngineError, EngineUnavailable, ServiceError, SwapRefused
+from tide.models.draft_files import load_draft, write_draft, write_record
 
 KEY = "swap-test"
 TOKENS = 32

@@ -16,10 +16,10 @@ import torch
 
 from tests.support.tiny_target import tiny_target, tiny_target_states
 from tide.domain import Split, TrainingConfig, TrainingProgress
-from tide.draft_files import load_draft
 from tide.errors import ContractMismatch, TrainingDiverged, TrainingError
-from tide.shards import write_shard
-from tide.target_files import bundle_contract
+from tide.models.draft_files import load_draft
+from tide.models.target_files import bundle_contract
+from tide.states.shards import write_shard
 from tide.trainer.base import TrainingData, TrainingResult
 from tide.trainer.hardware import Hardware
 from tide.trainer.specforge import SpecForgeTrainer

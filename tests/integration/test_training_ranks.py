@@ -18,11 +18,11 @@ import torch
 
 from tests.support.tiny_target import tiny_target, tiny_target_states
 from tide.domain import Split, TrainingConfig, TrainingProgress
-from tide.draft_files import load_draft
 from tide.errors import TrainingCancelled, TrainingStalled
-from tide.ownership import flow_alive, members, read_owner
-from tide.shards import write_shard
-from tide.target_files import bundle_contract
+from tide.models.draft_files import load_draft
+from tide.models.target_files import bundle_contract
+from tide.recovery.ownership import flow_alive, members, read_owner
+from tide.states.shards import write_shard
 from tide.trainer import process as process_module
 from tide.trainer.base import TrainingData, TrainingResult
 from tide.trainer.hardware import Hardware

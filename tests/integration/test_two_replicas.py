@@ -12,10 +12,11 @@ import pytest
 from infra.lakefs.server import LakefsServer
 from tests.support.signed import AUTHORITY
 from tests.support.two_replicas import ADMIN, POLICY, REPOSITORY, Load, Rig, two_replicas
-from tide import ledger, rollout
 from tide.domain import CanaryRefusal, Promotion
 from tide.engine.sglang import SglangEngine
-from tide.rollout import read_serving
+from tide.lineage import ledger
+from tide.serving import rollout
+from tide.serving.rollout import read_serving
 from tide.store.lakefs import LakefsStore
 
 pytestmark = pytest.mark.timeout(1500)

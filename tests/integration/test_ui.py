@@ -24,12 +24,14 @@ from tests.support import closed_prefect
 from tests.support.browser import WAIT_MS, chromium, open_page
 from tests.support.closed_prefect import PASSWORD, ClosedPrefect
 from tests.support.signed import verdict_on
-from tide import keys, repositories, verdict_text
+from tide import repositories
 from tide.config import ApprovalPolicy, Policy
 from tide.domain import LineageRecord
 from tide.errors import ServiceError
-from tide.replicas import DRAFT_FILES
-from tide.serving_file import draft_prefix, read_serving
+from tide.promotion import verdict_text
+from tide.serving.replicas import DRAFT_FILES
+from tide.serving.serving_file import draft_prefix, read_serving
+from tide.signatures import keys
 from tide.store.lakefs import LakefsStore
 
 expect.set_options(timeout=WAIT_MS)

@@ -19,7 +19,9 @@ from infra.lakefs.server import LakefsServer
 from tests.support.approving import REQUEST
 from tests.support.signed import verdict_on
 from tests.unit.test_ledger_tail import drift
-from tide import approvals, ledger, repositories
+from tide import repositories
+from tide.approvals import steps as approvals
+from tide.lineage import ledger
 from tide.store.lakefs import LakefsStore
 
 DRAFT = "d" * 64

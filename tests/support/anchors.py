@@ -11,7 +11,7 @@ import torch
 
 from tide.evaluator.draft_module import Eagle3Draft
 from tide.evaluator.drafting import Anchors, Beams
-from tide.shards import RequestStates
+from tide.states.shards import RequestStates
 
 
 def right_proposals(draft: Eagle3Draft, states: RequestStates, steps: int) -> list[int]:

@@ -15,10 +15,11 @@ from prefect import Flow, flow
 from flows import promote as promoting
 from tasks.approvals import expire_approvals, start_promotion
 from tests.support.signed import put_verdict, verdict_on
-from tide import ledger, wiring
+from tide import wiring
 from tide.domain import Attestation, Promotion, Proposal, Serving, ServingDraft, Verdict
 from tide.errors import Conflict
-from tide.serving_file import candidate_on, change_serving, read_serving, read_signed_verdict
+from tide.lineage import ledger
+from tide.serving.serving_file import candidate_on, change_serving, read_serving, read_signed_verdict
 
 JUDGED = "test_judged"
 """Kind in the ledger: a candidate was judged."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.signed import verdict_on
-from tide import approval_rules
-from tide.approval_answers import Form
+from tide.approvals import rules as approval_rules
+from tide.approvals.answers import Form
 from tide.config import ApprovalPolicy
 from tide.domain import Approval, ApprovalRequest, Proposal
-from tide.signing import SigningKey
+from tide.signatures.signing import SigningKey
 
 KEYS = {name: SigningKey.generate() for name in ("ada", "bob")}
 POLICY = ApprovalPolicy(mode="manual", reviewers={name: key.public for name, key in KEYS.items()}, timeout_s=600.0)

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.support.spooled import START, WINDOW_S, add_segment, add_shard, harvester_of, states
-from tide import requests
 from tide.domain import LineageRecord, Split
-from tide.erasure import Eraser
-from tide.erasure_scan import Subjects
+from tide.erasure.erase import Eraser
+from tide.erasure.scan import Subjects
+from tide.states import requests
 from tide.store.base import Store
 
 NOW = START + 2 * WINDOW_S

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.support.spooled import START, TARGET, WINDOW_S
-from tide import lineage, repositories
+from tide import repositories
 from tide.domain import DraftModel, Promotion, ReplicaSwap, Serving, ServingDraft, Verdict, WindowManifest
-from tide.serving_file import SERVING, draft_prefix
-from tide.spool import window_of
+from tide.lineage import metadata as lineage
+from tide.serving.serving_file import SERVING, draft_prefix
+from tide.states.spool import window_of
 from tide.store.base import Store
 
 Report = Callable[[str], None]

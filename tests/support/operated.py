@@ -27,7 +27,7 @@ from tests.support.harvested import Delivered
 from tests.support.spooled import START, WINDOW_S, add_segment, add_shard
 from tide.domain import Split, split_of
 from tide.files import write_durably
-from tide.spool import window_of
+from tide.states.spool import window_of
 from tide.store.lakefs import LakefsStore
 
 SERVICE, REPLICAS = "drill", ("r0", "r1")

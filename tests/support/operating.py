@@ -14,7 +14,7 @@ from infra import local, ports, prefect, processes
 from infra.lakefs.server import LakefsServer
 from tests.support.drilled_names import PLAIN
 from tests.support.operated import BEAT_S, REPLICAS, SERVICE, Pipeline, flow_processes, kill
-from tide import keys
+from tide.signatures import keys
 
 ROOT = Path(__file__).parents[2]
 POLICY = {"gate_requests": 20, "drift": {"bootstrap_tokens": 10}, "canary": {"max_requests": 0}}

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.support.reports import TARGET
-from tide import lineage
-from tide.attestation import Authority, attestation_file
 from tide.domain import Attestation, CanaryRefusal, Interval, Promotion, Signed, SliceVerdict, Verdict
-from tide.rollout import Site, promote
-from tide.serving_file import SIGNED_VERDICT, draft_prefix, read_serving
-from tide.signing import SigningKey, TrustedKeys
+from tide.lineage import metadata as lineage
+from tide.serving.rollout import Site, promote
+from tide.serving.serving_file import SIGNED_VERDICT, draft_prefix, read_serving
+from tide.signatures.attestation import Authority, attestation_file
+from tide.signatures.signing import SigningKey, TrustedKeys
 from tide.store.base import Store
 
 KEY, STRANGER = SigningKey.generate(), SigningKey.generate()

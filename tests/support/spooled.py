@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from tide.domain import RequestSegment, Shard, ShardRequest, Split, TargetContract
-from tide.harvest import Harvester
-from tide.requests import request_row, write_segment
-from tide.shards import RequestStates, write_shard
+from tide.states.harvest import Harvester
+from tide.states.requests import request_row, write_segment
+from tide.states.shards import RequestStates, write_shard
 from tide.store.base import Store
 
 HIDDEN, VOCAB = 32, 32

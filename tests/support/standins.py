@@ -20,7 +20,7 @@ from typing import Any
 from tests.fakes.fake_engine import NO_DRAFT, FakeEngine
 from tests.support.drafts import draft_config, draft_tensors
 from tests.support.spooled import HIDDEN, TARGET, VOCAB
-from tide import rollout, wiring
+from tide import wiring
 from tide.config import Settings
 from tide.domain import (
     EvalReport,
@@ -32,11 +32,12 @@ from tide.domain import (
     TrainingProgress,
     split_of,
 )
-from tide.draft_files import write_draft
 from tide.engine.base import Engine, SwapResult
 from tide.evaluator.base import Evaluator
 from tide.files import write_durably
-from tide.ownership import claim
+from tide.models.draft_files import write_draft
+from tide.recovery.ownership import claim
+from tide.serving import rollout
 from tide.trainer.base import (
     Checkpoint,
     Finding,

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from infra.models import ensure_target_model
 from tests.support.tiny import conversation
 from tide.domain import Shard, ShardRequest, Split, TargetContract
-from tide.shards import RequestStates, write_shard
-from tide.target_files import target_contract
+from tide.models.target_files import target_contract
+from tide.states.shards import RequestStates, write_shard
 
 AUX_LAYERS = (1, 14, 26)
 """Layer outputs captured of the 30-layer target: transformers' ``hidden_states[2]``, ``[15]`` and ``[27]``."""

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from tide.domain import ShardRequest, Split, TargetContract, split_of
-from tide.draft_files import load_draft, write_draft
-from tide.draft_format import expected_shapes, read_contract
-from tide.shards import RequestStates, write_shard
+from tide.models.draft_files import load_draft, write_draft
+from tide.models.draft_format import expected_shapes, read_contract
+from tide.states.shards import RequestStates, write_shard
 
 VOCAB, DRAFT_VOCAB, HIDDEN = 64, 24, 32
 CONFIG: dict[str, Any] = {

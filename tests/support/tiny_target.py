@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.tiny import request_info
 from tide.domain import Split
-from tide.shards import RequestStates
-from tide.target_files import eagle3_layers
+from tide.models.target_files import eagle3_layers
+from tide.states.shards import RequestStates
 
 VOCAB, LAYERS = 512, 8
 

@@ -9,8 +9,8 @@ import numpy as np
 from tests.support.drafts import draft_config, draft_tensors
 from tests.support.reports import TARGET
 from tide.domain import DraftModel
-from tide.draft_files import read_contract
-from tide.request_stats import RequestStats
+from tide.models.draft_files import read_contract
+from tide.states.request_stats import RequestStats
 
 DRAFT = "d" * 64
 BUCKETS, ANSWER, STATE_WIDTH = 512, 90, 64

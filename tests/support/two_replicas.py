@@ -22,17 +22,17 @@ import psutil
 from tests.support.drafts import draft_tensors, echo_tensors, for_model
 from tests.support.sglang_server import SglangServer
 from tests.support.signed import AUTHORITY, KEY, put_verdict, verdict_on
-from tide.canary_watch import CanaryWatch
+from tide.canary.watch import CanaryWatch
 from tide.domain import CanaryRefusal, DraftModel, LineageRecord, Promotion, TargetContract
-from tide.draft_files import load_draft, write_draft, write_record
 from tide.engine.sglang import SglangEngine
 from tide.evaluator.eagle3 import Eagle3Evaluator
+from tide.models.draft_files import load_draft, write_draft, write_record
+from tide.models.target_files import eagle3_layers, target_contract
 from tide.policies import CanaryPolicy
-from tide.replicas import DRAFT_FILES
 from tide.repositories import CANDIDATE, ensure_drafts
-from tide.rollout import Site, draft_prefix, read_serving, resume
+from tide.serving.replicas import DRAFT_FILES
+from tide.serving.rollout import Site, draft_prefix, read_serving, resume
 from tide.store.base import Store
-from tide.target_files import eagle3_layers, target_contract
 from tide.trainer.bundle import write_bundle
 
 ADMIN, REPOSITORY = "two-replicas", "two-replicas-drafts"

@@ -17,11 +17,14 @@ from typer.testing import CliRunner
 from tests.fakes.memory_store import MemoryStore
 from tests.support.approving import KEYS, POLICY, PROPOSAL, RUN
 from tests.support.prefect_stub import PrefectStub, prefect_stub
-from tide import approval_rules, approvals, cli, keys, repositories, wiring
-from tide.approval_answers import Form, examine
+from tide import cli, repositories, wiring
+from tide.approvals import rules as approval_rules
+from tide.approvals import steps as approvals
+from tide.approvals.answers import Form, examine
 from tide.config import ApprovalPolicy
 from tide.domain import Approval, ApprovalRequest, Signed
-from tide.signing import TrustedKeys
+from tide.signatures import keys
+from tide.signatures.signing import TrustedKeys
 
 DRAFTS = "svc-drafts"
 
@@ -180,7 +183,7 @@ def other_server(desk: Desk) -> None:
         (over, "timeout: its time was over"),
         (running, "Running, not suspended: nothing changed"),
         (rejecting, "did not take the answer: Reason: no such field; nothing changed"),
-        (other_server, "404"),
+        (other_server, "has no flow_runs/"),
     ],
 )
 def test_an_approval_that_comes_too_late_or_too_early_is_told_so_and_changes_nothing(

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from tests.support.approving import KEYS, NOW, POLICY, REQUEST, VERDICT, form, signed_form, unsigned
 from tests.support.signed import verdict_on
-from tide import approval_rules
-from tide.approval_answers import Form, examine, is_loopback
+from tide.approvals import rules as approval_rules
+from tide.approvals.answers import Form, examine, is_loopback
 from tide.config import ApprovalPolicy
 from tide.domain import ApprovalAnswer, ApprovalRequest, Proposal, Serving, ServingDraft
 from tide.errors import SignatureRefused

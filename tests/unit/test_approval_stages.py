@@ -15,8 +15,10 @@ from tasks import approvals as stages
 from tests.fakes.memory_store import MemoryStore
 from tests.support.approving import POLICY, form, signed_form
 from tests.support.signed import KEY, STRANGER, put_verdict, verdict_on
-from tide import approval_rules, approvals, history, ledger, repositories, wiring
-from tide.approval_answers import Form
+from tide import repositories, wiring
+from tide.approvals import rules as approval_rules
+from tide.approvals import steps as approvals
+from tide.approvals.answers import Form
 from tide.config import ApprovalPolicy, Policy, Settings
 from tide.domain import (
     ApprovalAnswer,
@@ -29,8 +31,9 @@ from tide.domain import (
     Verdict,
 )
 from tide.errors import ApprovalRefused, ConfigError, SignatureRefused
-from tide.serving_file import candidate_on
-from tide.signing import TrustedKeys
+from tide.lineage import history, ledger
+from tide.serving.serving_file import candidate_on
+from tide.signatures.signing import TrustedKeys
 
 DRAFTS = "svc-drafts"
 A, B, C = "a" * 64, "b" * 64, "c" * 64

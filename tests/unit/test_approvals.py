@@ -6,10 +6,14 @@ import pytest
 
 from tests.fakes.memory_store import MemoryStore
 from tests.support.approving import NOW, POLICY, REQUEST, form, signed_form
-from tide import approval_rules, approval_text, approvals, ledger, repositories
-from tide.approval_answers import Form, examine
+from tide import repositories
+from tide.approvals import rules as approval_rules
+from tide.approvals import steps as approvals
+from tide.approvals import text as approval_text
+from tide.approvals.answers import Form, examine
 from tide.domain import ApprovalRequest, ApprovalSettlement
 from tide.errors import AlreadyExists
+from tide.lineage import ledger
 
 DRAFTS = "svc-drafts"
 LATER = REQUEST.model_copy(update={"run": "other", "asked_at": NOW + 100, "expires_at": NOW + 700})

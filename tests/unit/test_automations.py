@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from infra import automations, prefect
-from tide import events
-from tide.recovery import BEAT_S, BEATS, Patience
+from tide.recovery.rules import BEAT_S, BEATS, Patience
+from tide.watching import events
 
 IDS = {"adapt/adapt": "id-adapt", "reconcile/reconcile": "id-reconcile"}
 ALL = {a["name"]: a for a in automations.wanted(IDS)}

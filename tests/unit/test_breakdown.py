@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.reports import CANDIDATE, report, score
-from tide.breakdown import by_context_length, by_depth, by_output_length, by_slice
 from tide.domain import EvalReport, RequestScore
+from tide.promotion.breakdown import by_context_length, by_depth, by_output_length, by_slice
 
 
 def scored(tokens: int, steps: float, at: tuple[float, ...] = (), slice: str = "chat", prompt: int = 0) -> RequestScore:

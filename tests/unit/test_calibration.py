@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tide.calibration import alarm_threshold, cusum, mean_error
+from tide.drift.calibration import alarm_threshold, cusum, mean_error
 
 ALONE = np.array([f"c{i}" for i in range(400)])
 PAIRED = np.array([f"c{i // 8}" for i in range(400)])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tide.canary import Compared, crossed, decide, evidence
+from tide.canary.rule import Compared, crossed, decide, evidence
 from tide.domain import CanaryReport
 from tide.policies import CanaryPolicy
 

@@ -11,16 +11,16 @@ import pytest
 
 from tests.fakes.fake_engine import FakeEngine
 from tests.support.tiny import TARGET, embedding_of, request_info, tiny_bundle, tiny_draft, tiny_states
-from tide.canary_watch import CanaryWatch
+from tide.canary.watch import CanaryWatch
 from tide.domain import PROBE_SLICE, CanaryReport, Split
-from tide.draft_files import load_draft
 from tide.engine.base import EngineFacts, Generation
 from tide.errors import Conflict, EngineError, EngineUnavailable
 from tide.evaluator.draft_module import Eagle3Draft
 from tide.evaluator.eagle3 import Eagle3Evaluator, score_request
+from tide.models.draft_files import load_draft
 from tide.policies import CanaryPolicy
-from tide.requests import request_row, write_segment
-from tide.shards import write_shard
+from tide.states.requests import request_row, write_segment
+from tide.states.shards import write_shard
 
 SINCE = 1000.0
 POLICY = CanaryPolicy(max_requests=12, min_requests=6, wait_s=30, poll_s=1, answer_s=5, dead_requests=1000)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.support.reports import TARGET
 from tests.support.traffic_stats import draft_model, make_stats
-from tide.capture_rate import after, rows_per_s, wanted_rate
 from tide.config import CapturePolicy, Policy
 from tide.domain import DriftReport
+from tide.states.capture_rate import after, rows_per_s, wanted_rate
 
 POLICY = CapturePolicy(floor_rate=0.02, gather_time_s=1000.0)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.reports import report, score
-from tide import checkpoints
 from tide.domain import CheckpointChoice, EvalReport
 from tide.errors import TrainingError
+from tide.models import checkpoints
 from tide.trainer.base import Checkpoint
 
 LOSSES = [2.69, 2.31, 2.02, 1.74, 1.50]

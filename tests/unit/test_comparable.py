@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.reports import CANDIDATE, INCUMBENT, report, score
-from tide.comparable import check_comparable, check_reproduced
 from tide.errors import EvaluationError
+from tide.promotion.comparable import check_comparable, check_reproduced
 
 
 @pytest.mark.parametrize("found", [1.60, 1.616, 1.584])

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.signed import verdict_on
-from tide import cost
 from tide.config import CostPolicy
-from tide.cost import History, Traffic
 from tide.domain import CostDecision, DriftReport, EngineProfile, Interval, ProfilePoint, Verdict
-from tide.requests import REQUEST_SCHEMA, request_row
+from tide.states.requests import REQUEST_SCHEMA, request_row
+from tide.throughput import cost
+from tide.throughput.cost import History, Traffic
 
 A, B = "a" * 64, "b" * 64
 TRAFFIC = Traffic(tokens_per_s=100.0, engine_s_per_token=0.005, proposed_per_step=3.0)

@@ -10,10 +10,12 @@ from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
 from tests.support.signed import KEY, STRANGER
 from tests.unit.test_rollout import A, promote, store_with
-from tide import doctor, keys, repositories
+from tide import repositories
 from tide.config import Settings
-from tide.doctor import Check
 from tide.errors import EngineUnavailable
+from tide.signatures import keys
+from tide.watching import doctor
+from tide.watching.doctor import Check
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
 

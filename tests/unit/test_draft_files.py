@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from tests.support.drafts import TOY, draft_config, draft_tensors
 from tide.domain import DraftModel, TargetContract
-from tide.draft_files import (
+from tide.errors import ContractMismatch, DraftError
+from tide.models.draft_files import (
     DraftFiles,
     load_draft,
     read_contract,
@@ -24,7 +25,6 @@ from tide.draft_files import (
     write_draft,
     write_record,
 )
-from tide.errors import ContractMismatch, DraftError
 
 TARGET = TargetContract(
     weights="a" * 64, tokenizer="b" * 64, dtype="bfloat16", hidden_size=16, vocab_size=50, aux_layers=(1, 2, 3)

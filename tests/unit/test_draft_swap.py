@@ -14,8 +14,8 @@ from torch import nn
 
 from tests.support.drafts import draft_config, draft_tensors
 from tide.domain import DraftModel, TargetContract
-from tide.draft_files import DraftFiles, load_draft, write_draft, write_record
 from tide.errors import ConfigError, DraftError, TideError
+from tide.models.draft_files import DraftFiles, load_draft, write_draft, write_record
 from tide.sglang_plugin import swap as hooks
 from tide.sglang_plugin.drafts import DraftShelf
 from tide.sglang_plugin.served import ServedDraft

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.support.traffic_stats import BUCKETS, DRAFT, draft_model, join, make_stats
 from tide.config import DriftPolicy
 from tide.domain import PROBE_SLICE, DraftModel, DriftReport
-from tide.drift import Baseline, decide, freeze_baseline, window_of
-from tide.input_shift import divergences
-from tide.request_stats import RequestStats, stats_from_table
-from tide.requests import REQUEST_SCHEMA, request_row
+from tide.drift.input_shift import divergences
+from tide.drift.rule import Baseline, decide, freeze_baseline, window_of
+from tide.states.request_stats import RequestStats, stats_from_table
+from tide.states.requests import REQUEST_SCHEMA, request_row
 
 POLICY = DriftPolicy(baseline_requests=200, min_requests=50)
 AFTER = 1_000.0

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from tests.support.traffic_stats import make_stats
-from tide import drift_report
-from tide.drift_report import frame_of, render
+from tide.drift import report as drift_report
+from tide.drift.report import frame_of, render
 
 
 def frame(rows: int = 60, **columns: Any) -> pd.DataFrame:

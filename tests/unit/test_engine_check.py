@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.support.traffic_stats import DRAFT, join, make_stats
-from tide.baseline import Baseline
 from tide.config import DriftPolicy
 from tide.domain import DriftReport, RequestScore
-from tide.drift import freeze_baseline
-from tide.engine_check import check_engine, evidence
-from tide.request_stats import RequestStats
+from tide.drift.baseline import Baseline
+from tide.drift.engine_check import check_engine, evidence
+from tide.drift.rule import freeze_baseline
+from tide.states.request_stats import RequestStats
 
 POLICY = DriftPolicy(baseline_requests=200, min_requests=50, engine_requests=20)
 AFTER, TOLERANCE = 1_000.0, 0.02

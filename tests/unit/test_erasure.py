@@ -17,16 +17,18 @@ from tests.fakes.memory_store import MemoryStore
 from tests.support.erasing import DRAFT, NOW, SEED, SUBJECTS, add_late, eraser, filled, harvest, leaks
 from tests.support.spooled import START, TARGET, WINDOW_S, add_segment, add_shard, harvester_of, truncate
 from tests.support.tiny import tiny_draft
-from tide import candidates, ledger, provenance, snapshots, spool
 from tide.config import Policy
 from tide.domain import DraftModel, Erasure, ErasureDone, LineageRecord, WindowManifest
-from tide.draft_files import load_draft
-from tide.erasure import ErasureResult
-from tide.erasure_scan import Subjects, scan
+from tide.erasure.erase import ErasureResult
+from tide.erasure.scan import Subjects, scan
 from tide.errors import BadInputError, ConfigError, Conflict, Gone, NotFound, SpoolBusy
-from tide.history_text import mermaid, tree
-from tide.reproduce import reproduce, why_gone
-from tide.shards import ShardReader, read_manifest
+from tide.lineage import ledger, provenance
+from tide.lineage.history_text import mermaid, tree
+from tide.lineage.reproduce import reproduce, why_gone
+from tide.models import candidates
+from tide.models.draft_files import load_draft
+from tide.states import snapshots, spool
+from tide.states.shards import ShardReader, read_manifest
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
 W1 = spool.window_of(START, WINDOW_S)

@@ -13,10 +13,11 @@ from tests.fakes.memory_store import MemoryStore
 from tests.support.reports import CANDIDATE, INCUMBENT, TARGET, paired_reports
 from tests.support.signed import KEY
 from tests.unit.test_snapshots import put
-from tide import ledger, repositories, wiring
+from tide import repositories, wiring
 from tide.config import Policy, Settings
 from tide.domain import EvalReport, GateGeneration, Serving, ServingDraft, Snapshot, Split, Verdict
-from tide.serving_file import draft_prefix, read_signed_verdict
+from tide.lineage import ledger
+from tide.serving.serving_file import draft_prefix, read_signed_verdict
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
 BRANCH = "candidate-1"

@@ -22,7 +22,6 @@ from tests.support.tiny import (
 )
 from tests.support.tiny_tree import propose_tree, verify
 from tide.domain import DraftModel, EvalReport, Split
-from tide.draft_files import load_draft, write_record
 from tide.errors import ContractMismatch, DraftError, EvaluationError
 from tide.evaluator import drafting, target, walker
 from tide.evaluator.draft_module import Eagle3Draft
@@ -30,7 +29,8 @@ from tide.evaluator.eagle3 import Eagle3Evaluator, score_request
 from tide.evaluator.target import SampledTarget
 from tide.evaluator.tree import TreeShape
 from tide.evaluator.walker import Walker
-from tide.shards import RequestStates
+from tide.models.draft_files import load_draft, write_record
+from tide.states.shards import RequestStates
 
 STEPS = 3
 

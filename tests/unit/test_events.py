@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks import events as module
-from tide import events
+from tide.watching import events
 
 
 class Context:

@@ -20,7 +20,7 @@ from tide import experiment, pinned, wiring
 from tide.config import Policy
 from tide.domain import Split
 from tide.errors import BadInputError, ConfigError, NotFound
-from tide.shards import write_shard
+from tide.states.shards import write_shard
 
 REPOSITORY = Path(__file__).parents[2]
 STATES, DRAFTS = "svc-states", "svc-drafts"

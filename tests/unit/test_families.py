@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.signed import verdict_on
 from tide.domain import GateGeneration, Verdict
-from tide.families import (
+from tide.promotion.families import (
     YEAR_S,
     attempt_alpha,
     attempt_of,

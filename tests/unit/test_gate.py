@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.support.signed import verdict_on
 from tests.support.tiny import TARGET, request_info
 from tide.domain import GateGeneration, Shard, Split, Verdict
-from tide.families import family_of
-from tide.gate import choose
+from tide.promotion.families import family_of
+from tide.promotion.gate import choose
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 Shards = list[tuple[str, Shard]]

@@ -9,9 +9,9 @@ import yaml
 from transformers import GptOssConfig
 
 from infra.pools.figures import EXAMPLE, GCD_BYTES, contract, example_draft, example_policy, figures, longest, table
-from tide.draft_format import read_contract
 from tide.evaluator.draft_module import rope_frequencies
-from tide.target_files import read_config
+from tide.models.draft_format import read_contract
+from tide.models.target_files import read_config
 from tide.trainer.hardware import Hardware
 from tide.trainer.preflight import memory
 from tide.trainer.vocabulary import Vocabulary

@@ -24,11 +24,11 @@ from tests.support.spooled import (
     states,
     truncate,
 )
-from tide import spool as spools
 from tide.domain import HarvestResult, LineageRecord, Split, TargetContract, WindowManifest
 from tide.errors import SpoolBusy
-from tide.harvest import Harvester
-from tide.shards import write_shard
+from tide.states import spool as spools
+from tide.states.harvest import Harvester
+from tide.states.shards import write_shard
 from tide.store.base import Store
 
 REPO = "svc-states"

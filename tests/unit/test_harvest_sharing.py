@@ -15,7 +15,7 @@ from tests.fakes.memory_store import MemoryStore
 from tests.support.harvested import Delivered, read_back, spooled
 from tests.support.spooled import START, WINDOW_S, add_segment, add_shard, harvester_of
 from tide.errors import Conflict
-from tide.spool import window_of
+from tide.states.spool import window_of
 from tide.store.base import Store
 
 REPO = "svc-states"

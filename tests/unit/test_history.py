@@ -10,12 +10,15 @@ import pytest
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
 from tests.support.signed import AUTHORITY, judge_and_promote, put_verdict, verdict_on
-from tide import approval_rules, approvals, history, history_text, provenance, rollout
+from tide.approvals import rules as approval_rules
+from tide.approvals import steps as approvals
 from tide.config import ApprovalPolicy
 from tide.domain import LineageRecord, Proposal
 from tide.errors import ConfigError, NotFound
-from tide.history import serving_at
-from tide.rollout import Site, draft_prefix
+from tide.lineage import history, history_text, provenance
+from tide.lineage.history import serving_at
+from tide.serving import rollout
+from tide.serving.rollout import Site, draft_prefix
 from tide.store.base import Commit
 
 STATES, DRAFTS = "svc-states", "svc-drafts"

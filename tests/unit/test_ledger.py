@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.fakes.memory_store import MemoryStore
-from tide import ledger
 from tide.domain import DriftReport
+from tide.lineage import ledger
 from tide.store.base import ObjectInfo
 
 REPORT = DriftReport(decision="none", reasons=("stable",), figures={}, incumbent="d", states_commit="s")

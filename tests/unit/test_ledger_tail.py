@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from tests.fakes.memory_store import MemoryStore
 from tests.support.signed import verdict_on
-from tide import ledger, ledger_tail
 from tide.domain import DriftReport, Promotion
-from tide.ledger_tail import LedgerTail
+from tide.lineage import ledger, ledger_tail
+from tide.lineage.ledger_tail import LedgerTail
 from tide.store.base import ObjectInfo
 
 DRAFTS = "svc-drafts"

@@ -8,10 +8,11 @@ import pytest
 
 from tests.fakes.memory_store import MemoryStore
 from tests.support.spooled import START, add_shard, harvester_of
-from tide import leftovers, repositories
+from tide import repositories
 from tide.domain import LineageRecord, Serving, ServingDraft
-from tide.leftovers import Leftover
-from tide.serving_file import SERVING
+from tide.recovery import leftovers
+from tide.recovery.leftovers import Leftover
+from tide.serving.serving_file import SERVING
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
 NOW = START + 3000

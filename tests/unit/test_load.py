@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tide.domain import PROBE_SLICE
 from tide.errors import EvaluationError
-from tide.load import ServiceLoad, concurrency_histogram, service_load
-from tide.requests import REQUEST_SCHEMA, request_row
+from tide.states.requests import REQUEST_SCHEMA, request_row
+from tide.throughput.load import ServiceLoad, concurrency_histogram, service_load
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:

@@ -16,8 +16,10 @@ from tests.support.signed import verdict_on
 from tests.unit.test_ledger_tail import CountingStore, drift
 from tests.unit.test_rollout import REPOSITORY, A, B, promote
 from tests.unit.test_status import NOW, DownStore, served, sources
-from tide import approvals, ledger, metrics
-from tide.metrics import PipelineCollector
+from tide.approvals import steps as approvals
+from tide.lineage import ledger
+from tide.watching import metrics
+from tide.watching.metrics import PipelineCollector
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from infra import local, start
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.test_rollout import REPOSITORY, A, store_with
-from tide import names, rollout, snapshots, spool, window_branch
-from tide.attestation import attestation_file
+from tide import names
 from tide.config import Settings
 from tide.domain import LineageRecord, Shard
 from tide.errors import BadInputError, ConfigError, DraftError, ServiceError
-from tide.serving_file import candidate_on, draft_prefix
+from tide.serving import rollout
+from tide.serving.serving_file import candidate_on, draft_prefix
 from tide.sglang_plugin.drafts import DraftShelf
-from tide.spool import QuarantineNote
+from tide.signatures.attestation import attestation_file
+from tide.states import snapshots, spool, window_branch
+from tide.states.spool import QuarantineNote
 
 RECORDS = Path(__file__).parents[1] / "fixtures" / "records" / "v1"
 HOSTILE = [

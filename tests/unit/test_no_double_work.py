@@ -12,12 +12,14 @@ from tasks import train
 from tests.fakes.memory_store import MemoryStore
 from tests.support.drafts import draft_config, draft_tensors
 from tests.support.reports import TARGET
-from tide import candidates, cycles, ledger, repositories, wiring
+from tide import cycles, repositories, wiring
 from tide.config import Policy, Settings
 from tide.cycles import Cycle
 from tide.domain import DraftModel, DriftReport, Snapshot, TargetContract, TrainingConfig
-from tide.draft_files import load_draft, write_draft
 from tide.errors import Conflict, NothingToCommit
+from tide.lineage import ledger
+from tide.models import candidates
+from tide.models.draft_files import load_draft, write_draft
 from tide.store.base import Commit
 
 DRAFTS, BRANCH = "svc-drafts", "candidate-1"

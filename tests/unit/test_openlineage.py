@@ -26,8 +26,8 @@ from tide import wiring
 from tide.config import Settings
 from tide.domain import LineageRecord, Verdict
 from tide.errors import ConfigError
-from tide.harvest import Harvester
-from tide.openlineage import PAUSE_S, OpenLineage
+from tide.lineage.openlineage import PAUSE_S, OpenLineage
+from tide.states.harvest import Harvester
 from tide.store.base import Commit, Store
 from tide.store.lakefs import LakefsStore
 from tide.store.telling import telling
@@ -245,7 +245,7 @@ def test_a_receiver_that_fails_is_warned_of_once_and_stops_nothing(
             now[0] += PAUSE_S
             harvest(store, f"20261130T090{minute}Z")  # type: ignore[arg-type]
     assert sender.lost == 3
-    (warning,) = [r for r in caplog.records if r.name == "tide.openlineage"]
+    (warning,) = [r for r in caplog.records if r.name == "tide.lineage.openlineage"]
     assert urls[kind] in warning.getMessage()
     assert sum(LineageRecord.from_metadata(c.metadata) is not None for c in store.log(STATES, "main")) == 6
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tide import ownership
 from tide.errors import BadInputError
-from tide.ownership import Owner
+from tide.recovery import ownership
+from tide.recovery.ownership import Owner
 
 SLEEP = "import time; print(1, flush=True); time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"

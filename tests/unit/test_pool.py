@@ -15,11 +15,14 @@ from tests.fakes.memory_store import MemoryStore
 from tests.support.drafts import draft_config, draft_tensors
 from tests.support.reports import TARGET, report, score
 from tests.support.signed import AUTHORITY, judge_and_promote, put_verdict, verdict_on
-from tide import candidates, history, ledger, pool, repositories, rollout, serving_file, wiring
+from tide import repositories, wiring
 from tide.domain import DraftModel, DriftReport, EvalReport, PoolChoice, Promotion, Snapshot
-from tide.draft_files import read_contract
 from tide.errors import ContractMismatch, EvaluationError, SignatureRefused
-from tide.rollout import Site, draft_prefix, read_serving
+from tide.lineage import history, ledger
+from tide.models import candidates, pool
+from tide.models.draft_files import read_contract
+from tide.serving import rollout, serving_file
+from tide.serving.rollout import Site, draft_prefix, read_serving
 
 REPOSITORY = "smollm2-drafts"
 A, B, C, D = "a" * 64, "b" * 64, "c" * 64, "d" * 64

@@ -14,7 +14,7 @@ from tests.support.shapes import contract
 from tests.support.tiny_target import tiny_target
 from tide.domain import TrainingConfig
 from tide.errors import TrainingCancelled, TrainingError
-from tide.target_files import bundle_contract
+from tide.models.target_files import bundle_contract
 from tide.trainer import preflight as module
 from tide.trainer.base import Finding, Preflight
 from tide.trainer.hardware import Hardware

@@ -16,11 +16,12 @@ from tasks import throughput
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
 from tests.support.tiny import TARGET
-from tide import cli, profiles, repositories, wiring
+from tide import cli, repositories, wiring
 from tide.config import Settings
 from tide.domain import EngineProfile, Snapshot
 from tide.engine.base import Engine, Generation
-from tide.requests import REQUEST_SCHEMA, request_row
+from tide.states.requests import REQUEST_SCHEMA, request_row
+from tide.throughput import profiles
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
 

@@ -13,13 +13,13 @@ from tests.fakes.memory_store import MemoryStore
 from tests.support import simulated_engine
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.tiny import TARGET
-from tide import profiles, profiling
 from tide.domain import PROBE_SLICE, EngineProfile, ProfilePoint
 from tide.engine.base import Engine, Generation, Speculation
 from tide.errors import ContractMismatch, EvaluationError
-from tide.load import concurrency_histogram
-from tide.step_times import Plan, at_once
-from tide.throughput import predict
+from tide.throughput import profiles, profiling
+from tide.throughput.load import concurrency_histogram
+from tide.throughput.prediction import predict
+from tide.throughput.step_times import Plan, at_once
 
 PLAN = Plan(concurrency=(1, 2, 8), repeats=3)
 DRAFTS = "svc-drafts"

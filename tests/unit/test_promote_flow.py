@@ -11,7 +11,7 @@ from flows import judging
 from flows import promote as module
 from tests.support.approving import NOW, REQUEST
 from tests.support.signed import verdict_on
-from tide import approval_rules
+from tide.approvals import rules as approval_rules
 from tide.domain import (
     ApprovalSettlement,
     CanaryLease,

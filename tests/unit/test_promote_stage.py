@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from tests.fakes.fake_engine import FakeEngine
 from tests.support.signed import AUTHORITY, KEY, put_verdict, verdict_on
 from tests.unit.test_rollout import REPOSITORY, A, B, store_with
 from tests.unit.test_trial import GOOD, PATIENT, WORSE, Seen
-from tide import ledger, wiring
+from tide import wiring
+from tide.canary import lease as canary_lease
 from tide.config import Settings
-from tide.domain import CanaryRefusal, CanaryReport, Promotion
-from tide.rollout import Site
+from tide.domain import CanaryLease, CanaryRefusal, CanaryReport, Promotion
+from tide.lineage import ledger
+from tide.serving.rollout import Site, read_serving
 
 
 class Shown:
@@ -43,6 +46,8 @@ class Shown:
     def warning(self, text: str, *values: Any) -> None:
         """As a logger's."""
         self.warnings.append(text % values)
+
+    info = warning
 
 
 def test_a_promotion_is_in_the_ledger_and_its_page_has_the_canary_and_who_is_out_of_service(
@@ -73,3 +78,24 @@ def test_a_stale_verdict_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path
     shown = Shown(monkeypatch, tmp_path, GOOD)
     assert task.roll_out.fn("candidate-aaaaaa", A, 7) is None
     assert "not promoted" in shown.warnings[0]
+
+
+def test_while_another_candidate_is_on_trial_the_promotion_waits_and_its_verdict_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = Shown(monkeypatch, tmp_path, GOOD)
+    before = read_serving(shown.store, REPOSITORY)
+    lease = CanaryLease(draft=B, verdict="b" * 64, replicas=("r0",), run="elsewhere/1/1", lease_until=time.time() + 900)
+    held = canary_lease.take(shown.store, REPOSITORY, before, lease, KEY.sign("attestation", verdict_on(B)))
+    waits: list[float] = []
+
+    def other_ends(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            canary_lease.release(shown.store, REPOSITORY, held, WORSE)
+
+    monkeypatch.setattr(task.time, "sleep", other_ends)
+    assert isinstance(task.roll_out.fn("candidate-aaaaaa", A, 0), Promotion)
+    assert waits == [task.BUSY_S] * 2
+    assert [text for text in shown.warnings if "is on trial on r0 by elsewhere/1/1" in text] == shown.warnings
+    assert len(shown.warnings) == 1

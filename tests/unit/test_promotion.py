@@ -12,9 +12,9 @@ from tide.acceptance import baseline_without_draft
 from tide.config import PromotionPolicy
 from tide.domain import EvalReport, Verdict
 from tide.errors import ContractMismatch, EvaluationError
-from tide.families import attempt_alpha
-from tide.promotion import decide
-from tide.verdict_text import to_markdown
+from tide.promotion.families import attempt_alpha
+from tide.promotion.rule import decide
+from tide.promotion.verdict_text import to_markdown
 
 POLICY = PromotionPolicy(resamples=600)
 

@@ -14,7 +14,7 @@ from tests.support.reports import CANDIDATE, INCUMBENT, report, score
 from tide.config import PromotionPolicy
 from tide.domain import EvalReport, Interval, RequestScore, Verdict
 from tide.errors import EvaluationError
-from tide.promotion import decide
+from tide.promotion.rule import decide
 
 POLICY = PromotionPolicy(resamples=300, min_slice_requests=10)
 FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -18,10 +18,12 @@ from flows import reconcile as module
 from tasks import reconcile as stages
 from tasks.reconcile import end_orphans, mend_branches, mend_runs, mend_slots, record_reconcile, tidy_scratch
 from tests.fakes.memory_store import MemoryStore
-from tide import ledger, ownership, repositories, wiring
+from tide import repositories, wiring
 from tide.config import Settings
 from tide.errors import ServiceError
-from tide.recovery import Patience, ReconcileReport, Repair, RunView, SlotView
+from tide.lineage import ledger
+from tide.recovery import ownership
+from tide.recovery.rules import Patience, ReconcileReport, Repair, RunView, SlotView
 
 DRAFTS = "svc-drafts"
 AT_ONCE = Patience(silent_s=1, second_look_s=0, pending_s=1, ended_s=0, scratch_s=0)

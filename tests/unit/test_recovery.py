@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tide import recovery
-from tide.recovery import BEAT_S, BEATS, Patience, ReconcileReport, Repair, RunView, SlotView
+from tide.recovery import rules as recovery
+from tide.recovery.rules import BEAT_S, BEATS, Patience, ReconcileReport, Repair, RunView, SlotView
 
 NOW = 10_000.0
 PATIENCE = Patience(silent_s=300, second_look_s=90, pending_s=900, ended_s=120, scratch_s=3600)

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tests.support.spooled import TARGET
-from tide import requests
 from tide.errors import BadInputError
+from tide.states import requests
 
 
 def _write(folder: Path, *rows: dict[str, Any], opened_at: float = 1.0, **counts: dict[str, int]) -> Path:

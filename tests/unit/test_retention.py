@@ -14,14 +14,14 @@ from tests.support.erasing import NOW, harvest
 from tests.support.spooled import START, WINDOW_S, add_segment, add_shard
 from tests.support.tiny import TARGET as DRAFT_TARGET
 from tests.support.tiny import tiny_draft
-from tide import pruning, snapshots
-from tide.candidates import POLICY_FILE
 from tide.config import Policy, RetentionPolicy
 from tide.domain import DraftModel, LineageRecord, Serving, ServingDraft
-from tide.draft_files import load_draft
-from tide.retention import StoredWindow, decide, to_markdown
-from tide.serving_file import SERVING, draft_prefix
-from tide.spool import window_of
+from tide.models.candidates import POLICY_FILE
+from tide.models.draft_files import load_draft
+from tide.serving.serving_file import SERVING, draft_prefix
+from tide.states import pruning, snapshots
+from tide.states.retention import StoredWindow, decide, to_markdown
+from tide.states.spool import window_of
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
 WINDOWS = [window_of(START + i * WINDOW_S, WINDOW_S) for i in range(6)]

@@ -14,13 +14,14 @@ from tests.fakes.crashing_store import Crash, CrashPoint, crashing
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.memory_store import MemoryStore
 from tests.support.signed import AUTHORITY, KEY, STRANGER, judge_and_promote, put_verdict, verdict_on
-from tide import ledger, rollout
 from tide.domain import CanaryRefusal, Promotion, Serving, ServingDraft
 from tide.errors import Conflict, EngineUnavailable, NotFound, SignatureRefused, SwapRefused
+from tide.lineage import ledger
 from tide.policies import CanaryPolicy
 from tide.repositories import ensure_drafts
-from tide.rollout import Site, draft_prefix, read_serving
-from tide.serving_file import attestation_path, promotion_path
+from tide.serving import rollout
+from tide.serving.rollout import Site, draft_prefix, read_serving
+from tide.serving.serving_file import attestation_path, promotion_path
 
 REPOSITORY = "svc-drafts"
 A, B, C = "a" * 64, "b" * 64, "c" * 64

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from tide.errors import BadInputError, ConfigError
+from tide.models.target_files import target_contract
 from tide.sglang_plugin import target
 from tide.sglang_plugin.target import captured_layers, running_contract
-from tide.target_files import target_contract
 
 LAYERS = (1, 14, 26)
 

@@ -12,7 +12,7 @@ import torch
 from tests.support.tiny import HIDDEN, TARGET, VOCAB, conversation, request_info
 from tide.domain import Split
 from tide.errors import BadInputError, ContractMismatch
-from tide.shards import RequestStates, write_shard
+from tide.states.shards import RequestStates, write_shard
 from tide.trainer.samples import Cut, Samples, fault, materialise, supervised
 
 CUT = Cut(prompt_rows=4, max_length=64)

@@ -14,11 +14,12 @@ import httpx
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from infra import prefect_access, secret_blocks
-from infra.secret_blocks import PrefectApi, block_name, push
-from tide import wiring
+from infra import prefect_access
+from infra.secret_blocks import block_name, push
+from tide import prefect_api, wiring
 from tide.config import Settings
-from tide.errors import ConfigError, NotFound, ServiceError
+from tide.errors import ConfigError, NotThere, ServiceError
+from tide.prefect_api import PrefectApi
 from tide.sglang_plugin.settings import PluginSettings
 
 SENTINEL = "s3ntinel"
@@ -174,7 +175,7 @@ class Prefect:
         self.seen: list[tuple[str, str]] = []
         self.busy = 0
         """Calls that are answered 503 first."""
-        monkeypatch.setattr(secret_blocks.httpx, "request", self.answer)
+        monkeypatch.setattr(prefect_api.httpx, "request", self.answer)
 
     def answer(self, method: str, url: str, **options: Any) -> httpx.Response:
         path, body = url.removeprefix("http://p/api/"), options["json"]
@@ -232,7 +233,7 @@ def test_a_pool_that_is_not_there_or_has_no_template_keeps_no_secret(monkeypatch
     server = Prefect(monkeypatch, {})
     with pytest.raises(ServiceError, match="start its worker once"):
         push(PrefectApi("http://p/api"), "svc", "cpu", {"TIDE_ADMIN_KEY": "x"})
-    with pytest.raises(NotFound, match="work_pools/gpu"):
+    with pytest.raises(NotThere, match="work_pools/gpu"):
         push(PrefectApi("http://p/api"), "svc", "gpu", {"TIDE_ADMIN_KEY": "x"})
     assert server.blocks == {}
 

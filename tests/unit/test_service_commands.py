@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from tests.support.signed import AUTHORITY, KEY
 from tests.unit.test_rollout import REPOSITORY, A, B
 from tests.unit.test_trial import GOOD, WORSE, Rig, Seen
-from tide import cli, doctor, wiring
+from tide import cli, wiring
 from tide.cli import service
 from tide.config import Settings
+from tide.watching import doctor
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save
 from tests.support.tiny import HIDDEN, TARGET, VOCAB, request_info
 from tide.domain import Shard, Split
 from tide.errors import ContractMismatch, ShardError
-from tide.shards import RequestStates, ShardReader, read_manifest, semantic_agreement, validate_shard, write_shard
+from tide.states.shard_checks import semantic_agreement, validate_shard
+from tide.states.shards import RequestStates, ShardReader, read_manifest, write_shard
 
 
 def states(name: str, prompt: int, generated: int, *, first_row: int = 0, seed: int = 0) -> RequestStates:

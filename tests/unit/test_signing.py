@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.signed import AUTHORITY, KEY, STRANGER, attestation, verdict_on
-from tide import keys
-from tide.attestation import Authority, check_attestation, check_verdict
 from tide.config import Settings
 from tide.domain import Signed, Verdict
 from tide.errors import ConfigError, SignatureRefused
-from tide.signing import SigningKey, TrustedKeys
+from tide.signatures import keys
+from tide.signatures.attestation import Authority, check_attestation, check_verdict
+from tide.signatures.signing import SigningKey, TrustedKeys
 
 A, B = "a" * 64, "b" * 64
 TRUSTED = AUTHORITY.trusted

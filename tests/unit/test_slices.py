@@ -11,8 +11,8 @@ from tests.support.reports import paired_reports, report
 from tide.config import Policy, PromotionPolicy
 from tide.domain import EvalReport, Verdict
 from tide.errors import ConfigError
-from tide.promotion import decide
-from tide.slices import context_names, context_slices
+from tide.promotion.rule import decide
+from tide.promotion.slices import context_names, context_slices
 
 POLICY = PromotionPolicy(resamples=400)
 

@@ -9,10 +9,10 @@ import pytest
 from tests.fakes.memory_store import MemoryStore
 from tests.support.tiny import TARGET, request_info
 from tests.unit.test_shards import states
-from tide import snapshots
 from tide.domain import Shard, ShardRequest, Split, TargetContract
 from tide.errors import ContractMismatch, NotFound
-from tide.shards import write_shard
+from tide.states import snapshots
+from tide.states.shards import write_shard
 
 REPOSITORY = "svc-states"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.spooled import START, WINDOW_S, add_segment, add_shard
-from tide import spool
 from tide.errors import ConfigError, SpoolBusy
+from tide.states import spool
 
 
 @pytest.mark.parametrize(

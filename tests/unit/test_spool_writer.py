@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from tide.domain import Shard, Split, TargetContract, split_of
-from tide.requests import read_segment, read_table
 from tide.sglang_plugin import spool as spool_module
 from tide.sglang_plugin.admission import Admission
 from tide.sglang_plugin.counters import CaptureCounters
@@ -26,7 +25,9 @@ from tide.sglang_plugin.records import DropAll, FinishedRequest, Part, StepRows
 from tide.sglang_plugin.spool import Spool
 from tide.sglang_plugin.store import RowStore
 from tide.sglang_plugin.writer import SpoolWriter
-from tide.shards import ShardReader, validate_shard
+from tide.states.requests import read_segment, read_table
+from tide.states.shard_checks import validate_shard
+from tide.states.shards import ShardReader
 
 HIDDEN = 4
 TARGET = TargetContract(

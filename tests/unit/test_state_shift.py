@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.traffic_stats import join, make_stats
-from tide.state_shift import MAX_ROWS, States, _estimates, reference_states, state_shift
+from tide.drift.state_shift import MAX_ROWS, States, _estimates, reference_states, state_shift
 
 
 @pytest.fixture(scope="module")

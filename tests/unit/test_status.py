@@ -19,14 +19,18 @@ from tests.support.approving import REQUEST
 from tests.support.signed import verdict_on
 from tests.unit.test_ledger_tail import drift
 from tests.unit.test_rollout import REPOSITORY, A, B, promote, store_with
-from tide import approval_rules, approvals, cli, ledger, status_text
+from tide import cli
+from tide.approvals import rules as approval_rules
+from tide.approvals import steps as approvals
+from tide.approvals.waiting import waiting
 from tide.domain import DriftReport
 from tide.engine import sglang_metrics
 from tide.engine.live import LiveFigures
 from tide.errors import ConfigError, EngineError, EngineUnavailable, StoreUnavailable
-from tide.observed import Backlog, ReplicaView, ServingView, backlog
-from tide.status import Part, Sources, Status, gather
-from tide.waiting import waiting
+from tide.lineage import ledger
+from tide.watching import status_text
+from tide.watching.observed import Backlog, ReplicaView, ServingView, backlog
+from tide.watching.status import Part, Sources, Status, gather
 
 NOW = 1_800_000_000.0
 FIELDS = {"service", "at", "serving", "replicas", "acceptance", "last", "waiting", "spool", "parts", "errors"}

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tide.errors import BadInputError
-from tide.target_files import (
+from tide.models.target_files import (
     INDEX_FILE,
     bundle_contract,
     eagle3_layers,

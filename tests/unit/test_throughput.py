@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tide.domain import EngineProfile, ProfilePoint
 from tide.errors import EvaluationError
-from tide.throughput import break_even, point_at, predict, speedup
+from tide.throughput.prediction import break_even, point_at, predict, speedup
 
 ONE = ProfilePoint(concurrency=1, plain_step_s=0.05, verify_step_s=0.06, draft_step_s=0.004)
 FOUR = ProfilePoint(concurrency=4, plain_step_s=0.06, verify_step_s=0.09, draft_step_s=0.006)

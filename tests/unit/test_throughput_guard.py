@@ -12,8 +12,8 @@ from tide.acceptance import baseline_without_draft
 from tide.config import PromotionPolicy
 from tide.domain import EngineProfile, EvalReport, ProfilePoint, Verdict
 from tide.errors import ContractMismatch, EvaluationError
-from tide.promotion import decide
-from tide.verdict_text import to_markdown
+from tide.promotion.rule import decide
+from tide.promotion.verdict_text import to_markdown
 
 POLICY = PromotionPolicy(resamples=400)
 # Plain steps cost 10 ms alone and 20 ms at 32 running requests, where verifying is twice as dear: 4 ms a draft step.

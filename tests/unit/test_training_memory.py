@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.shapes import contract
-from tide.draft_format import expected_shapes
+from tide.models.draft_format import expected_shapes
 from tide.trainer.memory import (
     SCORE_BYTES,
     _attention_rows,

@@ -110,7 +110,9 @@ FAMILY = "sleep 300 & sleep 300 & echo started; wait"
 @pytest.fixture
 def shell(tmp_path: Path) -> Callable[[str], GroupProcess]:
     def start(script: str) -> GroupProcess:
-        return GroupProcess(["/bin/sh", "-c", script], mark=uuid.uuid4().hex, env=dict(os.environ), log=tmp_path / "log", cwd=tmp_path)
+        return GroupProcess(
+            ["/bin/sh", "-c", script], mark=uuid.uuid4().hex, env=os.environ, log=tmp_path / "log", cwd=tmp_path
+        )
 
     return start
 
@@ -218,7 +220,7 @@ def test_a_command_that_does_not_exist_is_a_training_error(tmp_path: Path) -> No
 def test_a_trainer_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     """SIGKILL of the parent runs no handler: the kernel must end the trainer."""
     starter = ["/bin/sh", "-c", f'TIDE_TRAINER_PARENT=$$ "{sys.executable}" -c "{TRAINER}" & sleep 300']
-    with GroupProcess(starter, mark=uuid.uuid4().hex, env=dict(os.environ), log=tmp_path / "log", cwd=Path.cwd()) as parent:
+    with GroupProcess(starter, mark=uuid.uuid4().hex, env=os.environ, log=tmp_path / "log", cwd=Path.cwd()) as parent:
         trainer = psutil.Process(int(next(line for line in parent.lines() if line)))
         os.kill(parent.pid, signal.SIGKILL)
         trainer.wait(timeout=10)

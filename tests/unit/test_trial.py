@@ -13,13 +13,15 @@ import pytest
 from tests.fakes.fake_engine import FakeEngine
 from tests.support.signed import AUTHORITY, judge_and_promote, put_verdict, verdict_on
 from tests.unit.test_rollout import REPOSITORY, A, B, C, store_with
-from tide import canary_lease, ledger, rollout
+from tide.canary import lease as canary_lease
 from tide.domain import CanaryLease, CanaryRefusal, CanaryReport, Promotion, Serving
 from tide.engine.base import Generation
 from tide.errors import BadInputError, Conflict, EngineError, EngineUnavailable, NotFound, SwapRefused
+from tide.lineage import ledger
 from tide.policies import CanaryPolicy
-from tide.rollout import Site, read_serving
-from tide.serving_file import read_promotion
+from tide.serving import rollout
+from tide.serving.rollout import Site, read_serving
+from tide.serving.serving_file import read_promotion
 
 GOOD = CanaryReport(outcome="passed", reasons=("no regression in 100 requests",), figures={"requests": 100.0})
 WORSE = CanaryReport(outcome="regression", reasons=("below the incumbent",), figures={"requests": 31.0})

@@ -11,9 +11,9 @@ from tests.support.reports import paired_reports
 from tests.unit.test_throughput_guard import PROFILE
 from tide.config import PromotionPolicy
 from tide.domain import EvalReport, GateGeneration, Verdict
-from tide.promotion import decide
-from tide.verdict_report import render
-from tide.verdict_text import sentence, to_markdown
+from tide.promotion.rule import decide
+from tide.promotion.verdict_report import render
+from tide.promotion.verdict_text import sentence, to_markdown
 
 POLICY = PromotionPolicy(resamples=400)
 HOSTILE = '<script>alert("1")</script>|](http://x)'

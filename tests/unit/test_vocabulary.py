@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from tests.support.tiny import CONFIG, DRAFT_VOCAB, HIDDEN, TARGET, VOCAB, tiny_draft
 from tide.domain import TrainingConfig
-from tide.draft_files import load_draft, write_draft
 from tide.errors import ContractMismatch, DraftError
-from tide.target_files import INDEX_FILE
+from tide.models.draft_files import load_draft, write_draft
+from tide.models.target_files import INDEX_FILE
 from tide.trainer.samples import Samples
 from tide.trainer.start import check_parent, check_start, choose_start, write_start
 from tide.trainer.vocabulary import Vocabulary, check_mapping, choose_vocabulary, coverage, reindex, write_mapping

@@ -19,8 +19,8 @@ from tests.unit.test_ledger_tail import drift
 from tests.unit.test_metrics import collector
 from tests.unit.test_rollout import REPOSITORY, A, B
 from tests.unit.test_status import served
-from tide import ledger
 from tide.cli.metrics import PORT
+from tide.lineage import ledger
 from tide.sglang_plugin.counters import PrometheusMirror
 
 FOLDER = Path(__file__).parents[2] / "infra" / "watching"

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from tide.domain import Approval, ApprovalAnswer, ApprovalRequest, Signed
 from tide.errors import SignatureRefused
 from tide.policies import ApprovalPolicy
-from tide.signing import TrustedKeys
+from tide.signatures.signing import TrustedKeys
 
 KEPT_CHARACTERS = 2000
 """Of each field of a form, in the ledger."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tide.acceptance import NO_DRAFT
-from tide.approval_answers import counting
+from tide.approvals.answers import counting
 from tide.domain import (
     ApprovalAnswer,
     ApprovalRequest,

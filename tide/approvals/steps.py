@@ -11,12 +11,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tide import approval_rules, ledger, lineage
+from tide.approvals import rules as approval_rules
 from tide.domain import ApprovalAnswer, ApprovalRequest, ApprovalSettlement, ServingDraft, Value, Verdict
 from tide.errors import AlreadyExists, ApprovalRefused, NothingToCommit
+from tide.lineage import ledger
+from tide.lineage import metadata as lineage
 from tide.policies import ApprovalPolicy
 from tide.repositories import MAIN
-from tide.serving_file import draft_prefix, read_draft, read_serving
+from tide.serving.serving_file import draft_prefix, read_draft, read_serving
 from tide.store.base import Store
 
 REQUEST, ANSWER, SETTLED, STALE = "approval_request", "approval_answer", "approval_settled", "approval_stale"

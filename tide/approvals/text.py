@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tide import verdict_text
-from tide.approvals import Waiting
+from tide.approvals.steps import Waiting
 from tide.domain import ApprovalRequest, Interval, Verdict
+from tide.promotion import verdict_text
 
 
 def to_markdown(request: ApprovalRequest, verdict: Verdict) -> str:

@@ -5,7 +5,7 @@ Owns the view alone; what waits is the ledger's (``approvals``). Works over the 
 
 from __future__ import annotations
 
-from tide import approvals
+from tide.approvals import steps as approvals
 from tide.domain import Value
 from tide.store.base import Store
 

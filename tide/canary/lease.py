@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import socket
 
-from tide import lineage, proc
+from tide import proc
 from tide.domain import CanaryLease, CanaryReport, Serving, Signed
-from tide.errors import Conflict, HookRefused
-from tide.serving_file import SERVING, drop_branch, merge_change, read_serving
+from tide.errors import CanaryBusy, HookRefused
+from tide.lineage import metadata as lineage
+from tide.serving.serving_file import SERVING, drop_branch, merge_change, read_serving
 from tide.store.base import Store
 
 
@@ -41,7 +42,7 @@ def take(store: Store, repository: str, before: Serving, lease: CanaryLease, att
         attestation: signed, of the kind ``canary``, for the generation that would follow.
 
     Raises:
-        Conflict: another promotion was faster.
+        Conflict, CanaryBusy: another promotion was faster.
         HookRefused: the guard of the repository is older than this version of TIDE.
     """
     generation = before.generation + 1
@@ -56,7 +57,7 @@ def take(store: Store, repository: str, before: Serving, lease: CanaryLease, att
             raise
         raise HookRefused(f"{error}; its guard may be older than this TIDE: `tide init` renews it") from error
     if read_serving(store, repository).canary != lease:
-        raise Conflict(f"{repository}: another promotion of {lease.draft[:12]} was faster: wait for its end")
+        raise CanaryBusy(f"{repository}: another promotion of {lease.draft[:12]} was faster: wait for its end")
     return wanted
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 
-from tide import canary_lease, ledger
-from tide.attestation import Authority
+from tide.canary import lease as canary_lease
+from tide.canary.trial import LEDGER, failed, refuse
 from tide.domain import CanaryRefusal, ReplicaSwap, Serving
-from tide.errors import Conflict
-from tide.replicas import bring_back
-from tide.serving_file import read_serving
-from tide.signing import TrustedKeys
-from tide.site import Site
-from tide.trial import LEDGER, failed, refuse
+from tide.errors import CanaryBusy
+from tide.lineage import ledger
+from tide.serving.replicas import bring_back
+from tide.serving.serving_file import read_serving
+from tide.serving.site import Site
+from tide.signatures.attestation import Authority
+from tide.signatures.signing import TrustedKeys
 
 
 def take_over(site: Site, authority: Authority, before: Serving, digest: str, verdict: str) -> Serving:
@@ -25,7 +26,7 @@ def take_over(site: Site, authority: Authority, before: Serving, digest: str, ve
     promoter died on this host, is ended with the incumbent.
 
     Raises:
-        Conflict: another canary is under way.
+        CanaryBusy: another canary is under way.
     """
     lease = before.canary
     if lease is None:
@@ -36,7 +37,7 @@ def take_over(site: Site, authority: Authority, before: Serving, digest: str, ve
         return before
     if not (same or dead or left <= 0):
         until = time.strftime("%H:%M:%S UTC", time.gmtime(lease.lease_until))
-        raise Conflict(
+        raise CanaryBusy(
             f"{site.repository}: draft {lease.draft[:12]} is on trial on {', '.join(lease.replicas)} by {lease.run} "
             f"until {until}: wait for its end"
         )

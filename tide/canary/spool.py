@@ -16,10 +16,10 @@ from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
-from tide import requests
 from tide.domain import PROBE_SLICE, RequestSegment, Shard
 from tide.errors import BadInputError
-from tide.spool import REQUESTS, SHARD_FOLDERS
+from tide.states import requests
+from tide.states.spool import REQUESTS, SHARD_FOLDERS
 
 M = TypeVar("M", RequestSegment, Shard)
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tide import canary_lease, ledger
-from tide.attestation import Authority
+from tide.canary import lease as canary_lease
 from tide.domain import (
     Attestation,
     CanaryLease,
@@ -25,10 +24,12 @@ from tide.domain import (
 )
 from tide.engine.base import Engine
 from tide.errors import Conflict, EngineUnavailable, StoreError, StoreUnavailable, TideError
-from tide.replicas import allow, bring_back, out_of_service
-from tide.serving_file import read_serving
-from tide.signing import TrustedKeys
-from tide.site import Site
+from tide.lineage import ledger
+from tide.serving.replicas import allow, bring_back, out_of_service
+from tide.serving.serving_file import read_serving
+from tide.serving.site import Site
+from tide.signatures.attestation import Authority
+from tide.signatures.signing import TrustedKeys
 
 LEDGER: Final = "canary"
 """Kind of a refusal in the ledger."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tide import canary
-from tide.canary import Compared
-from tide.canary_spool import Served, SpoolView
+from tide.canary import rule as canary
+from tide.canary.rule import Compared
+from tide.canary.spool import Served, SpoolView
 from tide.domain import CanaryReport, RequestScore
 from tide.engine.base import Engine, EngineFacts
 from tide.errors import EngineError, EngineUnavailable, ShardError

@@ -10,15 +10,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from tide import approval_answers, approval_text, approvals, keys, wiring
-from tide.approvals import Book, Waiting
-from tide.attestation import check_verdict
+from tide import wiring
+from tide.approvals import answers as approval_answers
+from tide.approvals import steps as approvals
+from tide.approvals import text as approval_text
+from tide.approvals.steps import Book, Waiting
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.config import Settings
 from tide.domain import Approval, ApprovalRequest
 from tide.errors import ApprovalRefused
 from tide.prefect_runs import PrefectRuns
-from tide.serving_file import candidate_on, read_signed_verdict
+from tide.serving.serving_file import candidate_on, read_signed_verdict
+from tide.signatures import keys
+from tide.signatures.attestation import check_verdict
 from tide.store.base import Store
 
 commands = typer.Typer()

@@ -1,6 +1,6 @@
 """Commands on captured data: erasing whose rows must go.
 
-Owns how ids are given and how they become the hashes that capture wrote. The work is that of tide.erasure.
+Owns how ids are given and how they become the hashes that capture wrote. The work is that of tide.erasure.erase.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tide.sglang_plugin.admission import conversation_hash, request_hash, sessio
 from tide.sglang_plugin.settings import HASH_KEY_FILE
 
 if TYPE_CHECKING:
-    from tide.erasure import ErasureResult
-    from tide.erasure_scan import Subjects
+    from tide.erasure.erase import ErasureResult
+    from tide.erasure.scan import Subjects
 
 commands = typer.Typer()
 _HASH = re.compile(r"^[0-9a-f]{8,64}$")
@@ -55,7 +55,7 @@ def erase(
     Run it on the serving host, whose spool it cleans as well; with several hosts, on each. Repeat it after a harvest:
     rows that the engine still held are written later. Weights are not changed.
     """
-    from tide.erasure import Eraser  # pulls in torch
+    from tide.erasure.erase import Eraser  # pulls in torch
 
     named = [Named(conversation=c) for c in conversation or ()] + [Named(request=r) for r in request or ()]
     named += _read(file) if file else []
@@ -95,7 +95,7 @@ def _read(file: Path) -> list[Named]:
 
 
 def _subjects(named: list[Named], config: Settings, *, hashed: bool) -> Subjects:
-    from tide.erasure_scan import Subjects  # pulls in pyarrow, which no other command waits for
+    from tide.erasure.scan import Subjects  # pulls in pyarrow, which no other command waits for
 
     conversations = [n.conversation for n in named if n.conversation is not None]
     requests = [n.request for n in named if n.request is not None]

@@ -1,6 +1,6 @@
 """The command that measures an engine.
 
-Owns how engines are named and where a profile goes. The work is that of tide.profiling.
+Owns how engines are named and where a profile goes. The work is that of tide.throughput.profiling.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import typer
 from pydantic import ValidationError
 
 from infra import local
-from tide import profiles, profiling, wiring
+from tide import wiring
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.config import Settings
 from tide.domain import EngineProfile
 from tide.engine.base import Engine
 from tide.errors import ConfigError
 from tide.files import write_durably
-from tide.step_times import Plan
+from tide.throughput import profiles, profiling
+from tide.throughput.step_times import Plan
 
 commands = typer.Typer()
 FILE = "profile.json"

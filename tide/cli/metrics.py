@@ -1,6 +1,6 @@
 """`tide metrics`: the pipeline's metrics for Prometheus, on a loopback port.
 
-Owns the exporter's process: where it listens and how it ends. What is exported is in tide.metrics.
+Owns the exporter's process: where it listens and how it ends. What is exported is in tide.watching.metrics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from infra import ports
 from tide.cli.common import DEFAULT_HOME, Home, use_stack
 from tide.cli.status import sources_of
-from tide.metrics import PipelineCollector
+from tide.watching.metrics import PipelineCollector
 
 commands = typer.Typer()
 PORT = 9477

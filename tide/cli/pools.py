@@ -11,12 +11,13 @@ from typing import Annotated
 
 import typer
 
-from tide import snapshots, wiring
+from tide import wiring
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.config import Settings
 from tide.domain import TargetContract
 from tide.errors import StoreError
-from tide.target_files import bundle_contract
+from tide.models.target_files import bundle_contract
+from tide.states import snapshots
 from tide.trainer.base import Finding
 
 commands = typer.Typer()

@@ -43,7 +43,7 @@ def push_secrets(
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         raise ConfigError("PREFECT_API_URL is not set: the address of your Prefect server, http://host:port/api")
-    api = secret_blocks.PrefectApi(url.rstrip("/"), prefect_access.headers(os.environ))
+    api = prefect_access.server_at(url)
     values = {name: value for name, value in known.items() if not only or name in only}
     for variable, block in secret_blocks.push(api, config.service, pool, values).items():
         print(f"{variable}: block secret/{block}, read by the workers of pool {pool}")

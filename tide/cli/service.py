@@ -9,15 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from tide import doctor as checks
-from tide import history_text, keys, provenance, repositories, rollout, wiring
 from tide import pinned as pinning
+from tide import repositories, wiring
 from tide.cli.approvals import require_approval
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.domain import CanaryRefusal, ReplicaSwap
 from tide.errors import EngineError
-from tide.history import serving_at
-from tide.replicas import describe
+from tide.lineage import history_text, provenance
+from tide.lineage.history import serving_at
+from tide.serving import rollout
+from tide.serving.replicas import describe
+from tide.signatures import keys
+from tide.watching import doctor as checks
 
 commands = typer.Typer()
 snapshot = typer.Typer(no_args_is_help=True, help="The states commit that experiments are made on.")
@@ -129,7 +132,7 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Train a draft again from its lineage and compare digests; exit 1 when they differ, naming what does."""
-    from tide import reproduce as making  # torch: seconds that no other command has to wait
+    from tide.lineage import reproduce as making
 
     config = use_stack(home)
     store = wiring.store(config)

@@ -1,6 +1,6 @@
 """`tide status`: one screen of the service, once, or redrawn until Ctrl-C.
 
-Owns the terminal: colours, redrawing, exit codes. What is shown is tide.status's, how it is worded is status_text's.
+Owns the terminal: colours, redrawing, exit codes. What is shown is watching.status's, how it is worded status_text's.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from rich.live import Live as Screen
 from rich.text import Text
 
 from infra import local
-from tide import status as gathering
-from tide import status_text, wiring
+from tide import wiring
 from tide.cli.common import DEFAULT_HOME, AsJson, Home, use_stack
 from tide.config import Settings
-from tide.status import Part, Sources, Status
+from tide.watching import status as gathering
+from tide.watching import status_text
+from tide.watching.status import Part, Sources, Status
 
 commands = typer.Typer()
 TIMEOUT_S = 2.0

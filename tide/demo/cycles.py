@@ -14,14 +14,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tide import ledger, repositories, rollout, snapshots, window_branch
+from tide import repositories
 from tide.config import Settings
 from tide.demo.report import Cycle
 from tide.domain import DraftModel, DriftReport, Promotion, Verdict, WindowManifest
 from tide.errors import NotFound, ServiceError
+from tide.lineage import ledger
 from tide.prefect_runs import PrefectRuns
-from tide.serving_file import candidate_on
-from tide.spool import sum_counts
+from tide.serving import rollout
+from tide.serving.serving_file import candidate_on
+from tide.states import snapshots, window_branch
+from tide.states.spool import sum_counts
 from tide.store.base import Store
 
 _STEP = re.compile(r"step \d+/\d+ .*|drift: .*|acceptance length .*")

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tide import candidates
 from tide.demo import report as reports
 from tide.demo import statics
 from tide.demo.load import BackgroundLoad, LoadResult, Served, serve
 from tide.demo.setting import Story, plugin_env, static_key, take, write_policy
 from tide.demo.traffic import Prompt
 from tide.errors import ServiceError
+from tide.models import candidates
 from tide.repositories import CANDIDATE
 
 

@@ -109,7 +109,7 @@ class SliceVerdict(GrownRecord):
 
 
 class GateGeneration(Record):
-    """The gate requests of one family of verdicts or more; see ``tide.gate``."""
+    """The gate requests of one family of verdicts or more; see ``tide.promotion.gate``."""
 
     id: str
     """sha256 of the sorted ids of its requests when it was opened."""

@@ -10,11 +10,11 @@ import math
 
 import numpy as np
 
-from tide.baseline import Baseline, groups_of
-from tide.calibration import cusum
-from tide.drift_state import State
-from tide.input_shift import SIGNIFICANCE
-from tide.request_stats import RequestStats
+from tide.drift.baseline import Baseline, groups_of
+from tide.drift.calibration import cusum
+from tide.drift.input_shift import SIGNIFICANCE
+from tide.drift.state import State
+from tide.states.request_stats import RequestStats
 
 CUSUM_MEMORY = 2.0
 """The sum is carried to the next window up to this many thresholds, so that a recovery shows in finite time."""

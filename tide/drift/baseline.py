@@ -11,12 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from tide.calibration import alarm_threshold, mean_error
 from tide.config import DriftPolicy
 from tide.domain import Record
-from tide.input_shift import Signal, reference
-from tide.request_stats import Bools, Floats, RequestStats
-from tide.state_shift import States, reference_states
+from tide.drift.calibration import alarm_threshold, mean_error
+from tide.drift.input_shift import Signal, reference
+from tide.drift.state_shift import States, reference_states
+from tide.states.request_stats import Bools, Floats, RequestStats
 
 MIN_REGIME_REQUESTS = 10
 """A regime with fewer baseline requests is judged by the baseline of all: its own mean would be noise."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tide.request_stats import Floats, Words
+from tide.states.request_stats import Floats, Words
 
 STREAMS = 1000
 _REQUESTS = 1_000_000

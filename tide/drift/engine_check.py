@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tide.baseline import Baseline
-from tide.calibration import mean_error
 from tide.config import DriftPolicy
 from tide.domain import DriftReport, RequestScore
-from tide.request_stats import RequestStats
+from tide.drift.baseline import Baseline
+from tide.drift.calibration import mean_error
+from tide.states.request_stats import RequestStats
 
 SURE = 2.0
 """Standard errors that a difference must exceed to be more than chance."""

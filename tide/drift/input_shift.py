@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tide.domain import Record
-from tide.request_stats import Bools, Floats, RequestStats
-from tide.strata import REST, known, strata
+from tide.drift.strata import REST, known, strata
+from tide.states.request_stats import Bools, Floats, RequestStats
 
 SPLITS = 50
 """Random halvings of the reference that the noise is taken from."""

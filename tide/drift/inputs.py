@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 
-from tide.baseline import Baseline, absent_shares
-from tide.drift_state import State
-from tide.input_shift import SIGNIFICANCE, Shift, shifts
-from tide.request_stats import RequestStats
-from tide.state_shift import state_shift
+from tide.drift.baseline import Baseline, absent_shares
+from tide.drift.input_shift import SIGNIFICANCE, Shift, shifts
+from tide.drift.state import State
+from tide.drift.state_shift import state_shift
+from tide.states.request_stats import RequestStats
 
 
 def check_inputs(state: State, baseline: Baseline, window: RequestStats) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tide.request_stats import RequestStats
+from tide.states.request_stats import RequestStats
 
 log = logging.getLogger(__name__)
 

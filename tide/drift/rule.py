@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tide.baseline import Baseline, freeze_baseline
 from tide.config import DriftPolicy
 from tide.domain import DraftModel, DriftReport
-from tide.drift_acceptance import accumulate, check_acceptance, check_groups
-from tide.drift_inputs import check_absent, check_inputs
-from tide.drift_state import State
-from tide.request_stats import Bools, RequestStats, stats_from_table
+from tide.drift.acceptance import accumulate, check_acceptance, check_groups
+from tide.drift.baseline import Baseline, freeze_baseline
+from tide.drift.inputs import check_absent, check_inputs
+from tide.drift.state import State
+from tide.states.request_stats import Bools, RequestStats, stats_from_table
 
 __all__ = ["Baseline", "RequestStats", "decide", "freeze_baseline", "stats_from_table"]
 

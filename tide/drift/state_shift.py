@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tide.domain import Record
-from tide.input_shift import MIN_CONVERSATIONS, Shift
-from tide.request_stats import Floats, RequestStats, Words
-from tide.strata import REST, known, strata
+from tide.drift.input_shift import MIN_CONVERSATIONS, Shift
+from tide.drift.strata import REST, known, strata
+from tide.states.request_stats import Floats, RequestStats, Words
 
 MAX_ROWS = 300
 """States kept of the reference, and compared of a window."""

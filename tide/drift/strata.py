@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tide.request_stats import Bools, Words
+from tide.states.request_stats import Bools, Words
 
 MIN_REQUESTS = 10
 """A slice with fewer requests in the reference is not known: what it holds is compared with the whole reference."""

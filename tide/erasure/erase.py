@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tide import history, ledger, repositories, spool
+from tide import repositories
 from tide.domain import ErasedObject, Erasure, ErasureDone, Record
-from tide.erasure_rewrite import discard_leftovers, rewrite
-from tide.erasure_scan import Found, Subjects, scan
+from tide.erasure.rewrite import discard_leftovers, rewrite
+from tide.erasure.scan import Found, Subjects, scan
 from tide.errors import Conflict, Gone, NotFound, StoreError
-from tide.local_copies import LocalCopies, clean_downloads, clean_spool
+from tide.lineage import history, ledger
 from tide.repositories import MAIN
+from tide.states import spool
+from tide.states.local_copies import LocalCopies, clean_downloads, clean_spool
+from tide.states.window_branch import ROOT
 from tide.store.base import Store
-from tide.window_branch import ROOT
 
 _ATTEMPTS = 5
 """How often main may move under a rewrite before we give up."""

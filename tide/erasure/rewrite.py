@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
-from tide import lineage, requests
 from tide.domain import ShardRequest, WindowManifest
-from tide.erasure_scan import Holding, Subjects
+from tide.erasure.scan import Holding, Subjects
+from tide.lineage import metadata as lineage
 from tide.repositories import MAIN
-from tide.shards import rewrite_shard
+from tide.states import requests
+from tide.states.shard_checks import rewrite_shard
+from tide.states.window_branch import MANIFEST, TABLE
 from tide.store.base import Store
-from tide.window_branch import MANIFEST, TABLE
 
 BRANCH = "erase-"
 """How the branch of an erasure begins; its id follows."""

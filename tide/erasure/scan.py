@@ -14,12 +14,12 @@ from pathlib import PurePosixPath
 
 from pydantic import ValidationError
 
-from tide import requests
 from tide.domain import Digest, ErasedObject, Record, Shard, Value
 from tide.errors import BadInputError, Gone
 from tide.repositories import MAIN
+from tide.states import requests
+from tide.states.window_branch import ROOT, TABLE
 from tide.store.base import Commit, Store
-from tide.window_branch import ROOT, TABLE
 
 _READERS = 8
 """Manifests are small: reading them is waiting."""

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tide.domain import DraftContract
-from tide.draft_files import DraftFiles
 from tide.errors import DraftError
+from tide.models.draft_files import DraftFiles
 
 
 class Eagle3Draft(nn.Module):

@@ -16,15 +16,15 @@ import torch
 
 from tide.acceptance import Walk
 from tide.domain import DraftContract, EvalReport, RequestScore, Shard, Split, TargetContract, split_of
-from tide.draft_files import DraftFiles, load_draft
 from tide.errors import ContractMismatch, EvaluationError
 from tide.evaluator.base import Evaluator
 from tide.evaluator.draft_module import Eagle3Draft
 from tide.evaluator.target import SampledTarget
 from tide.evaluator.tree import TreeShape
 from tide.evaluator.walker import OpenRequest, Walker
-from tide.shards import RequestStates, ShardReader
-from tide.target_files import bundle_contract, head_keys, load_tensor
+from tide.models.draft_files import DraftFiles, load_draft
+from tide.models.target_files import bundle_contract, head_keys, load_tensor
+from tide.states.shards import RequestStates, ShardReader
 
 
 class Eagle3Evaluator(Evaluator):

@@ -17,7 +17,7 @@ from tide.evaluator.draft_module import Eagle3Draft, Prefix
 from tide.evaluator.drafting import Anchors, Beams
 from tide.evaluator.target import SampledTarget
 from tide.evaluator.tree import Tree, TreeShape, draft_chain, draft_tree, follow
-from tide.shards import RequestStates
+from tide.states.shards import RequestStates
 
 MAX_ROWS = 8192
 """Rows held at once, one request more at most: their keys, values and hidden states."""

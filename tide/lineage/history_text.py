@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from tide.errors import ConfigError
-from tide.history import Event, Origin, Served
+from tide.lineage.history import Event, Origin, Served
 
 
 def moment(at: float) -> str:

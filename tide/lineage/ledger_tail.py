@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from tide.domain import DriftReport, Promotion, Record, Value, Verdict
 from tide.errors import NotFound
-from tide.ledger import BRANCH, ROOT
+from tide.lineage.ledger import BRANCH, ROOT
 from tide.store.base import Store
 
 KINDS: Mapping[str, type[Record]] = {

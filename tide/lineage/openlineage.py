@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 from tide.domain import LineageRecord
 from tide.errors import ConfigError
-from tide.history import Logged
+from tide.lineage.history import Logged
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Reads history and lineage out of the repositories: the logs that `tide.history` makes views of.
+"""Reads history and lineage out of the repositories: the logs that `tide.lineage.history` makes views of.
 
 Works over the Store port: two logs and the ledger's erasures, whatever the number of windows and drafts. Knows nothing
 of how a view looks.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tide import history, ledger, repositories
+from tide import repositories
 from tide.domain import Erasure
 from tide.errors import NotFound
-from tide.history import Event, Origin, Served
+from tide.lineage import history, ledger
+from tide.lineage.history import Event, Origin, Served
 from tide.store.base import Store
 
 
@@ -27,7 +28,7 @@ def trace(store: Store, drafts: str, name: str) -> Origin:
     """Where a draft comes from.
 
     Args:
-        name: see `tide.history.find`. Drafts that were never promoted are found on their branches.
+        name: see `tide.lineage.history.find`. Drafts that were never promoted are found on their branches.
 
     Raises:
         NotFound: no such draft, or no drafts repository.

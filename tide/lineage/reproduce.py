@@ -11,12 +11,15 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tide import ledger, repositories, rollout, snapshots
-from tide.candidates import POLICY_FILE
+from tide import repositories
 from tide.config import Policy
 from tide.domain import DraftModel, Erasure, Value
 from tide.errors import BadInputError, Gone, NotFound
-from tide.history_text import moment
+from tide.lineage import ledger
+from tide.lineage.history_text import moment
+from tide.models.candidates import POLICY_FILE
+from tide.serving import rollout
+from tide.states import snapshots
 from tide.store.base import Store
 from tide.trainer.base import ProgressCallback, Trainer, TrainingData, TrainingResult
 

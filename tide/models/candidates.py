@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from tide import lineage, repositories
+from tide import repositories
 from tide.config import Policy
 from tide.domain import DraftModel, DriftReport, PoolChoice
-from tide.draft_files import load_draft, write_record
 from tide.errors import Conflict, NotFound
-from tide.rollout import DRAFT_FILES, draft_prefix
-from tide.serving_file import SIGNED_VERDICT, candidate_on
+from tide.lineage import metadata as lineage
+from tide.models.draft_files import load_draft, write_record
+from tide.serving.rollout import DRAFT_FILES, draft_prefix
+from tide.serving.serving_file import SIGNED_VERDICT, candidate_on
 from tide.store.base import Store
 
 POLICY_FILE = "policy.json"

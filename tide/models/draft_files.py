@@ -19,7 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from tide.domain import DraftContract, DraftModel
-from tide.draft_format import (
+from tide.errors import ContractMismatch, DraftError
+from tide.files import whole_folder, write_durably
+from tide.models.draft_format import (
     ARCHITECTURE,
     expected_shapes,
     read_contract,
@@ -27,8 +29,6 @@ from tide.draft_format import (
     validate_tensors,
     vocab_map_digest,
 )
-from tide.errors import ContractMismatch, DraftError
-from tide.files import whole_folder, write_durably
 
 __all__ = [
     "ARCHITECTURE",

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tide.comparable import check_comparable
 from tide.domain import DraftModel, DriftReport, EvalReport, PoolChoice, Promotion, TargetContract
+from tide.promotion.comparable import check_comparable
 
 
 def wanted(drift: DriftReport) -> bool:

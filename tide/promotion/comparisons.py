@@ -13,7 +13,7 @@ import numpy as np
 from tide.acceptance import POWER_80, PairedDifference, paired_difference
 from tide.config import PromotionPolicy
 from tide.domain import SliceVerdict
-from tide.slices import CONTEXT, OTHER, Paired, Rows
+from tide.promotion.slices import CONTEXT, OTHER, Paired, Rows
 
 MORE_REQUESTS_LIMIT = 1_000_000
 """Asking for more than this means: the difference is too close to the threshold to be told from it."""

@@ -25,8 +25,8 @@ import hashlib
 from collections.abc import Sequence
 
 from tide.domain import GateGeneration, Shard, Split, Verdict, split_of
-from tide.families import uses_of
-from tide.snapshots import choose_held_out
+from tide.promotion.families import uses_of
+from tide.states.snapshots import choose_held_out
 
 Shards = Sequence[tuple[str, Shard]]
 

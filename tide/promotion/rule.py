@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tide.comparable import check_comparable
-from tide.comparisons import MORE_REQUESTS_LIMIT, Comparison, compare, figures
 from tide.config import PromotionPolicy
 from tide.domain import EngineProfile, EvalReport, GateGeneration, SliceVerdict, Verdict
 from tide.errors import EvaluationError
-from tide.families import attempt_alpha, false_promotions_a_year, family_of, family_rate
-from tide.slices import Paired, slices_of
-from tide.throughput_guard import Guard, guard
+from tide.promotion.comparable import check_comparable
+from tide.promotion.comparisons import MORE_REQUESTS_LIMIT, Comparison, compare, figures
+from tide.promotion.families import attempt_alpha, false_promotions_a_year, family_of, family_rate
+from tide.promotion.slices import Paired, slices_of
+from tide.promotion.throughput_guard import Guard, guard
 
 Outcome = Literal["promote", "reject", "inconclusive"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tide.acceptance import NO_DRAFT
 from tide.domain import EngineProfile, EvalReport, PredictedThroughput, SliceVerdict
 from tide.errors import ContractMismatch, EvaluationError
-from tide.throughput import break_even, predict
+from tide.throughput.prediction import break_even, predict
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tide.config import PromotionPolicy
 from tide.domain import EvalReport, SliceVerdict
-from tide.slices import Paired
+from tide.promotion.slices import Paired
 
 WIDTH, LABEL, ROW, FOOT = 720, 170, 24, 30
 BINS = 41

@@ -11,8 +11,8 @@ from html import escape
 
 from tide.config import PromotionPolicy
 from tide.domain import EvalReport, SliceVerdict, Verdict
-from tide.verdict_plots import difference_plot, interval_plot
-from tide.verdict_text import figures, sentence
+from tide.promotion.verdict_plots import difference_plot, interval_plot
+from tide.promotion.verdict_text import figures, sentence
 
 SUFFIX = ".html"
 """Of the file beside a verdict in the ledger."""

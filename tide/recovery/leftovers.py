@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from tide import repositories, window_branch
+from tide import repositories
 from tide.errors import Conflict, NotFound
 from tide.repositories import CANDIDATE
-from tide.serving_file import candidate_on, read_serving, tidy_up
+from tide.serving.serving_file import candidate_on, read_serving, tidy_up
+from tide.states import window_branch
 from tide.store.base import Store
 
 HARVESTS = frozenset({"harvest", "adapt"})

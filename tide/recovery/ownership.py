@@ -1,9 +1,9 @@
 """Whose a training process is: a file in the run's folder, and a mark that every process of the run inherits.
 
 Owns the file, the mark, the search for what carries it, and its end. The mark goes into the environment of what a run
-starts, never into this process's own: two runs may train in one process. A pid is never trusted alone: the flow's process is
-known by pid, start tick and boot, and a training process by the mark in its environment, read again at the moment of
-each signal through a descriptor that a reused pid cannot take over. Linux only: it reads /proc.
+starts, never into this process's own: two runs may train in one process. A pid is never trusted alone: the flow's
+process is known by pid, start tick and boot, and a training process by the mark in its environment, read again at the
+moment of each signal through a descriptor that a reused pid cannot take over. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def claim(folder: Path, flow_run: str | None = None) -> Owner:
         start_ticks=ticks,
         at=time.time(),
     )
+    folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / FILE, owner.to_json().encode())
     return owner
 

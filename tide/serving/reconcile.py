@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tide import trial_leftovers
-from tide.attestation import Authority
+from tide.canary import leftovers as trial_leftovers
 from tide.domain import Promotion, ReplicaSwap, Serving
 from tide.engine.base import Engine
 from tide.errors import EngineError
-from tide.replicas import bring_or_name, install_draft, mark_serving, out_of_service
 from tide.repositories import MAIN
-from tide.serving_file import read_attestation, read_promotion, read_serving, tidy_up
-from tide.signing import TrustedKeys
-from tide.site import Site
+from tide.serving.replicas import bring_or_name, install_draft, mark_serving, out_of_service
+from tide.serving.serving_file import read_attestation, read_promotion, read_serving, tidy_up
+from tide.serving.site import Site
+from tide.signatures.attestation import Authority
+from tide.signatures.signing import TrustedKeys
 
 
 def reconcile(site: Site, authority: Authority | TrustedKeys) -> list[ReplicaSwap]:

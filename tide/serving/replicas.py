@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tide.attestation import attestation_file
 from tide.domain import ReplicaSwap, Signed
 from tide.engine.base import Engine
 from tide.errors import EngineError, EngineUnavailable, SwapRefused, TideError
 from tide.files import whole_folder, write_durably
 from tide.names import require_digest
-from tide.serving_file import draft_prefix
+from tide.serving.serving_file import draft_prefix
+from tide.signatures.attestation import attestation_file
 from tide.store.base import Store
 
 NO_DRAFT, UNKNOWN = "none", "unknown"

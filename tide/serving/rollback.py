@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 
-from tide.attestation import Authority
 from tide.domain import Attestation, Promotion, ReplicaSwap, Serving, ServingDraft, Signed
 from tide.errors import BadInputError, Conflict, EngineUnavailable, NotFound, StoreError, TideError
-from tide.reconcile import finish, reconcile
-from tide.replicas import allow, bring_back, bring_or_name, install_draft, mark_serving, out_of_service
 from tide.repositories import MAIN
-from tide.serving_file import change_serving, read_promotion, read_promotions, read_serving
-from tide.site import Site
+from tide.serving.reconcile import finish, reconcile
+from tide.serving.replicas import allow, bring_back, bring_or_name, install_draft, mark_serving, out_of_service
+from tide.serving.serving_file import change_serving, read_promotion, read_promotions, read_serving
+from tide.serving.site import Site
+from tide.signatures.attestation import Authority
 
 _GENERATION = re.compile(r"gen-0*(\d+)(?:-[0-9a-f]+)?")
 SHORTEST = 6

@@ -8,14 +8,15 @@ replicas match in ``reconcile``.
 
 from __future__ import annotations
 
-from tide import trial, trial_leftovers
-from tide.attestation import Authority, check_verdict
+from tide.canary import leftovers as trial_leftovers
+from tide.canary import trial
+from tide.canary.trial import Trial
 from tide.domain import CanaryRefusal, Promotion, Serving, ServingDraft, Verdict
 from tide.errors import Conflict, StoreError, TideError
-from tide.reconcile import finish, reconcile
-from tide.replicas import DRAFT_FILES, NO_DRAFT, Restart, install_draft, mark_serving
-from tide.rollback import go_back, rollback
-from tide.serving_file import (
+from tide.serving.reconcile import finish, reconcile
+from tide.serving.replicas import DRAFT_FILES, NO_DRAFT, Restart, install_draft, mark_serving
+from tide.serving.rollback import go_back, rollback
+from tide.serving.serving_file import (
     candidate_on,
     change_serving,
     draft_prefix,
@@ -23,8 +24,8 @@ from tide.serving_file import (
     read_serving,
     read_signed_verdict,
 )
-from tide.site import Site
-from tide.trial import Trial
+from tide.serving.site import Site
+from tide.signatures.attestation import Authority, check_verdict
 
 __all__ = [
     "DRAFT_FILES",
@@ -57,7 +58,8 @@ def promote(
 
     Raises:
         SignatureRefused: the verdict is missing, forged, about another draft, or no ``promote``.
-        Conflict: the incumbent changed meanwhile: evaluate again; or another canary is under way: wait for its end.
+        Conflict: the incumbent changed meanwhile: evaluate again.
+        CanaryBusy: another canary is under way: wait for its end.
         EngineUnavailable: no replica answers, or one does not and policy says ``stop``; nothing was changed.
     """
     signed = read_signed_verdict(site.store, site.repository, candidate_ref, digest)

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tide import lineage
-from tide.attestation import check_attestation
 from tide.domain import Attestation, DraftModel, LineageRecord, Promotion, Serving, Signed, Value
 from tide.errors import BadInputError, Conflict, NotFound, NothingToCommit, SignatureRefused, StoreError
+from tide.lineage import metadata as lineage
 from tide.names import require_digest
 from tide.repositories import MAIN
-from tide.signing import TrustedKeys
+from tide.signatures.attestation import check_attestation
+from tide.signatures.signing import TrustedKeys
 from tide.store.base import Store
 
 SERVING = "serving.json"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tide.attestation import attestation_file, check_attestation
 from tide.domain import Signed, TargetContract
-from tide.draft_files import DraftFiles, load_draft
 from tide.errors import ContractMismatch, DraftError, SignatureRefused
+from tide.models.draft_files import DraftFiles, load_draft
 from tide.names import is_digest
-from tide.signing import TrustedKeys
+from tide.signatures.attestation import attestation_file, check_attestation
+from tide.signatures.signing import TrustedKeys
 
 SERVING_FILE = "serving"
 """In the draft folder: the digest to serve after a restart. Whoever promotes writes it by temp and rename."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tide.domain import TargetContract
-from tide.draft_files import DraftFiles
 from tide.errors import DraftError, TideError
+from tide.models.draft_files import DraftFiles
 from tide.sglang_plugin.drafts import DraftShelf, check_swappable
 from tide.sglang_plugin.weights import LiveDraft, changed, check_loadable, fingerprint, load_in_place
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from tide.domain import Split, TargetContract
-from tide.requests import write_segment
 from tide.sglang_plugin.counters import CaptureCounters
-from tide.shards import RequestStates, write_shard
+from tide.states.requests import write_segment
+from tide.states.shards import RequestStates, write_shard
 
 FOLDERS = ("train", "held_out", "requests")
 _MAX_TABLE_ROWS = 50_000

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from tide.domain import DraftContract, TargetContract
-from tide.draft_files import ARCHITECTURE, load_draft, read_config
 from tide.errors import ConfigError, DraftError, TideError
+from tide.models.draft_files import ARCHITECTURE, load_draft, read_config
 from tide.names import is_digest
 from tide.sglang_plugin.drafts import DraftShelf
 from tide.sglang_plugin.served import ServedDraft, alone
 from tide.sglang_plugin.settings import PluginSettings
 from tide.sglang_plugin.weights import LiveDraft
-from tide.signing import TrustedKeys
+from tide.signatures.signing import TrustedKeys
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from tide.domain import TargetContract
 from tide.errors import ConfigError
 from tide.files import write_durably
-from tide.target_files import INDEX_FILE, target_contract, weight_files
+from tide.models.target_files import INDEX_FILE, target_contract, weight_files
 
 
 def running_contract(

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from tide.draft_files import DraftFiles
 from tide.errors import DraftError
+from tide.models.draft_files import DraftFiles
 
 _FUSED = {
     "q_proj": "qkv_proj",

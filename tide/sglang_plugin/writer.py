@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from tide.domain import ShardRequest, Split
-from tide.requests import request_row
 from tide.sglang_plugin.admission import length_bucket
 from tide.sglang_plugin.counters import CaptureCounters
 from tide.sglang_plugin.inbox import Inbox
@@ -23,7 +22,8 @@ from tide.sglang_plugin.records import DropAll, Evict, FinishedRequest, StepRows
 from tide.sglang_plugin.sketch import pooled_state, script_of, token_sketch
 from tide.sglang_plugin.spool import Spool
 from tide.sglang_plugin.store import RowStore, Run
-from tide.shards import RequestStates
+from tide.states.requests import request_row
+from tide.states.shards import RequestStates
 
 logger = logging.getLogger("tide.capture")
 

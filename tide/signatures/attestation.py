@@ -9,7 +9,7 @@ from __future__ import annotations
 from tide.domain import Attestation, Signed, Verdict
 from tide.errors import SignatureRefused
 from tide.names import require_digest
-from tide.signing import SigningKey, TrustedKeys
+from tide.signatures.signing import SigningKey, TrustedKeys
 
 
 def attestation_file(draft: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tide.errors import ConfigError
 from tide.files import temporary_beside
-from tide.signing import SigningKey
+from tide.signatures.signing import SigningKey
 
 FOLDER = "keys"
 SIGNING = "signing.pem"

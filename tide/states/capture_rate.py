@@ -9,7 +9,7 @@ import numpy as np
 
 from tide.config import CapturePolicy, Policy
 from tide.domain import DraftModel, DriftReport, TargetContract
-from tide.request_stats import RequestStats
+from tide.states.request_stats import RequestStats
 
 _STATES_A_ROW = 4
 """Of the target's hidden size each: three captured layers and the last."""

@@ -1,7 +1,7 @@
 """The harvest: every closed window of a spool becomes one commit of states, and only then leaves the spool.
 
 Owns what becomes of a spool's files, and that a run is repeatable: after a crash between any two steps the next run
-ends with the same content and no second commit (`tide.window_branch` has the way to main). Layout, for each replica:
+ends with the same content and no second commit (the way to main is window_branch's). Layout, for each replica:
 
     windows/<window>/<replica>/{train,held_out}/<sha256>.safetensors + .json
     windows/<window>/<replica>/requests.parquet
@@ -20,16 +20,17 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
-from tide import repositories, window_branch
-from tide import spool as spools
+from tide import repositories
 from tide.domain import Erasure, HarvestResult, TargetContract, WindowManifest
-from tide.erasure_scan import Subjects
-from tide.intake import Intake
-from tide.local_copies import clean_spool
-from tide.requests import merge_segments, parse_table
-from tide.spool import SpooledSegment, SpooledShard, SpoolWindow, sum_counts
+from tide.erasure.scan import Subjects
+from tide.states import spool as spools
+from tide.states import window_branch
+from tide.states.intake import Intake
+from tide.states.local_copies import clean_spool
+from tide.states.requests import merge_segments, parse_table
+from tide.states.spool import SpooledSegment, SpooledShard, SpoolWindow, sum_counts
+from tide.states.window_branch import ROOT, TABLE, WindowBranch
 from tide.store.base import Store
-from tide.window_branch import ROOT, TABLE, WindowBranch
 
 
 @dataclass(frozen=True)

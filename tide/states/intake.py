@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import torch
 
-from tide import spool as spools
 from tide.domain import TargetContract
 from tide.errors import BadInputError, ContractMismatch, ShardError
-from tide.requests import read_segment
-from tide.shards import validate_shard
-from tide.spool import SpooledSegment, SpooledShard
+from tide.states import spool as spools
+from tide.states.requests import read_segment
+from tide.states.shard_checks import validate_shard
+from tide.states.spool import SpooledSegment, SpooledShard
 
 Item = TypeVar("Item", SpooledShard, SpooledSegment)
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tide import requests, shards
-from tide import spool as spools
 from tide.domain import RequestSegment, Shard, Value
-from tide.erasure_scan import Subjects
+from tide.erasure.scan import Subjects
 from tide.errors import BadInputError
+from tide.states import requests
+from tide.states import spool as spools
+from tide.states.shard_checks import rewrite_shard
 
 IDLE_S = 3600.0
 """A training folder that nothing was written to for so long is what a killed run left behind."""
@@ -59,7 +60,7 @@ def clean_spool(spool: Path, subjects: Subjects, *, dry_run: bool, before: float
             named |= meant
             rewritten.append(str(path))
             if not dry_run:
-                shards.rewrite_shard(path, path.parent, lambda r: subjects.name(r.request, r.conversation))
+                rewrite_shard(path, path.parent, lambda r: subjects.name(r.request, r.conversation))
                 spools.remove(path)
     for path, segment in _segments(spool):
         if segment.opened_at >= before:

@@ -2,7 +2,7 @@
 
 Owns the branch and the order: delete on a branch, commit with lineage, merge; then the store's garbage collection is
 told how long what left is kept. Killed between any two steps, the next run completes. Works over the Store port; the
-rule is tide.retention's.
+rule is tide.states.retention's.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tide import lineage, rollout, snapshots
-from tide.candidates import POLICY_FILE
 from tide.config import Policy
 from tide.domain import DraftModel
 from tide.errors import Gone, NotFound, NothingToCommit
+from tide.lineage import metadata as lineage
+from tide.models.candidates import POLICY_FILE
 from tide.repositories import MAIN
-from tide.retention import Kept, RetentionPlan, StoredWindow, decide
+from tide.serving import rollout
+from tide.states import snapshots
+from tide.states.retention import Kept, RetentionPlan, StoredWindow, decide
+from tide.states.window_branch import ROOT
 from tide.store.base import Store
-from tide.window_branch import ROOT
 
 BRANCH = "retain"
 _DAY_S = 86_400.0

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tide.domain import Shard, Snapshot, Split, TargetContract, split_of
 from tide.errors import ContractMismatch, NotFound
+from tide.states.window_branch import ROOT
 from tide.store.base import Store
-from tide.window_branch import ROOT
 
 _READERS = 8
 """Manifests are small: reading them is waiting."""

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tide import lineage
 from tide.domain import WindowManifest
 from tide.errors import Conflict, NotFound, NothingToCommit
+from tide.lineage import metadata as lineage
 from tide.names import require_plain
 from tide.store.base import Commit, Store
 

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tide import throughput
 from tide.config import CostPolicy
 from tide.domain import CostDecision, DriftReport, EngineProfile, Verdict
+from tide.throughput import prediction as throughput
 
 Floats = npt.NDArray[np.float64]
 

@@ -5,9 +5,9 @@ Owns the kind of the record and which of several counts. Knows nothing of how a 
 
 from __future__ import annotations
 
-from tide import ledger
 from tide.domain import EngineProfile, TargetContract
 from tide.errors import EvaluationError
+from tide.lineage import ledger
 from tide.store.base import Store
 
 KIND = "profile"

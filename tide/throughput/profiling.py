@@ -19,7 +19,7 @@ import numpy as np
 from tide.domain import EngineProfile, ProfilePoint, TargetContract
 from tide.engine.base import Engine, Speculation
 from tide.errors import ContractMismatch, EvaluationError
-from tide.step_times import Ask, EngineTimes, Plan, Report, at_once, take_times
+from tide.throughput.step_times import Ask, EngineTimes, Plan, Report, at_once, take_times
 
 
 def measure(

@@ -105,7 +105,7 @@ class Trainer(ABC):
             config: knobs of the run.
             parent: folder of the draft to start from; its own vocabulary map is always the one used.
             bundle: head-only target (config, embedding and lm_head tensors), see ``prepare_bundle``.
-            workdir: scratch folder of this run alone; what runs there is marked as its own (``tide.ownership``).
+            workdir: scratch folder of this run alone; what runs there carries its mark (``tide.recovery.ownership``).
             on_progress: called for each logged step.
 
         Raises:

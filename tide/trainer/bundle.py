@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tide.domain import TargetContract
 from tide.errors import BadInputError
 from tide.files import whole_folder, write_durably
-from tide.target_files import (
+from tide.models.target_files import (
     CONTRACT_FILE,
     INDEX_FILE,
     bundle_contract,

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from tide.draft_files import write_draft
 from tide.errors import TrainingError
+from tide.models.draft_files import write_draft
 from tide.trainer.base import Checkpoint
 from tide.trainer.vocabulary import check_mapping
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from tide.draft_format import expected_shapes, read_contract
 from tide.errors import BadInputError
-from tide.target_files import final_norm_key, head_keys, load_tensor, read_config
+from tide.models.draft_format import expected_shapes, read_contract
+from tide.models.target_files import final_norm_key, head_keys, load_tensor, read_config
 from tide.trainer.vocabulary import Vocabulary
 
 WEIGHT_STD = 0.02

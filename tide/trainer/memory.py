@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from tide.domain import DraftContract, Value
-from tide.draft_format import expected_shapes
+from tide.models.draft_format import expected_shapes
 
 SCORE_BYTES = 15.0
 """Of one attention score (query row x key row x head x draft step) with ``sdpa``, kept for the backward pass and used

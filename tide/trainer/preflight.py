@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from tide.domain import DraftContract, TargetContract, TrainingConfig
-from tide.draft_files import load_draft
-from tide.draft_format import read_contract
 from tide.errors import ConfigError, TideError, TrainingCancelled
-from tide.target_files import bundle_contract, head_keys, tensor_shape
+from tide.models.draft_files import load_draft
+from tide.models.draft_format import read_contract
+from tide.models.target_files import bundle_contract, head_keys, tensor_shape
 from tide.trainer.base import Finding
 from tide.trainer.hardware import DEVICE, Hardware, device_memory
 from tide.trainer.initial import draft_config

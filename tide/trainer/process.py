@@ -1,8 +1,8 @@
 """The training process: started in a group of its own, read line by line, and ended with all it started, in any case.
 
 Owns the promise that no process of a run outlives the call that started it. torchrun gives each rank a session of its
-own, which no signal to the group reaches: every process of a run therefore carries its mark (tide.ownership). Knows
-nothing of SpecForge or of progress.
+own, which no signal to the group reaches: every process of a run therefore carries its mark (tide.recovery.ownership).
+Knows nothing of SpecForge or of progress.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, Self
 
 from tide import proc
 from tide.errors import TrainingCancelled, TrainingError
-from tide.ownership import MARK, marked
+from tide.recovery.ownership import MARK, marked
 
 TICK_S = 1.0
 GRACE_S = 10.0

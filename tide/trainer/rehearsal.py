@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from tide.domain import ShardRequest, TargetContract, TrainingConfig
-from tide.draft_files import DraftFiles
 from tide.errors import TrainingCancelled, TrainingError, TrainingStalled
-from tide.ownership import claim
-from tide.shards import RequestStates
+from tide.models.draft_files import DraftFiles
+from tide.recovery.ownership import claim
+from tide.states.shards import RequestStates
 from tide.trainer.base import Finding
 from tide.trainer.hardware import Hardware
 from tide.trainer.rank import ONE

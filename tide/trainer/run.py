@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tide.domain import TrainingConfig
 from tide.errors import TrainingStalled
-from tide.target_files import head_keys
+from tide.models.target_files import head_keys
 from tide.trainer.base import ProgressCallback
 from tide.trainer.hardware import Hardware
 from tide.trainer.process import GroupProcess, sigterm_cancels
@@ -51,7 +51,7 @@ def run_specforge(
     """Run it to its end; returns the last loss. Whatever happens, no process of it is left.
 
     Args:
-        mark: token of the run's owner (tide.ownership).
+        mark: token of the run's owner (tide.recovery.ownership).
         first_step_s: longest time to the first step.
         bad_steps: so many steps in a row with loss 0 or not finite stop it.
         within_s: longest time for the whole run; None: as long as it steps.

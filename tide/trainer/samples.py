@@ -15,7 +15,7 @@ import torch
 
 from tide.domain import Shard, ShardRequest, Split, TargetContract, split_of
 from tide.errors import BadInputError, ContractMismatch, ShardError
-from tide.shards import RequestStates, ShardReader, read_manifest
+from tide.states.shards import RequestStates, ShardReader, read_manifest
 from tide.trainer.base import RefusedSample
 
 SAMPLES_FOLDER = "rows_0-2000"

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 from tide.domain import TargetContract, TrainingConfig
-from tide.draft_files import load_draft
 from tide.errors import BadInputError, ContractMismatch
-from tide.ownership import claim
-from tide.target_files import bundle_contract, eagle3_layers, read_config, target_contract
+from tide.models.draft_files import load_draft
+from tide.models.target_files import bundle_contract, eagle3_layers, read_config, target_contract
+from tide.recovery.ownership import claim
 from tide.trainer.base import Preflight, ProgressCallback, Trainer, TrainingData, TrainingResult
 from tide.trainer.bundle import write_bundle
 from tide.trainer.export import export_checkpoints

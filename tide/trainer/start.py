@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tide.domain import TargetContract, TrainingConfig
-from tide.draft_files import DraftFiles
 from tide.errors import ContractMismatch
-from tide.target_files import bundle_contract, head_keys, load_tensor
+from tide.models.draft_files import DraftFiles
+from tide.models.target_files import bundle_contract, head_keys, load_tensor
 from tide.trainer.initial import draft_config, initial_tensors
 from tide.trainer.samples import Samples
 from tide.trainer.vocabulary import (

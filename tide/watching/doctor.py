@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tide import keys, repositories, rollout
+from tide import repositories
 from tide.config import Settings
 from tide.domain import Value
 from tide.engine.base import Engine
 from tide.errors import NotFound, TideError
 from tide.repositories import MAIN
-from tide.serving_file import read_attestation
-from tide.signing import TrustedKeys
+from tide.serving import rollout
+from tide.serving.serving_file import read_attestation
+from tide.signatures import keys
+from tide.signatures.signing import TrustedKeys
 from tide.store.base import Commit, Store
 
 BY_HAND = 20

@@ -16,8 +16,8 @@ from tide.domain import Promotion, Value
 from tide.engine.base import Engine
 from tide.engine.live import Live, LiveFigures
 from tide.errors import BadInputError, ConfigError, StoreError, TideError
-from tide.serving_file import read_promotion, read_serving
-from tide.spool import QUARANTINE, REQUESTS, SHARD_FOLDERS
+from tide.serving.serving_file import read_promotion, read_serving
+from tide.states.spool import QUARANTINE, REQUESTS, SHARD_FOLDERS
 from tide.store.base import Store
 
 NO_DRAFT = "none"

@@ -14,14 +14,15 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from tide import ledger_tail, verdict_text
+from tide.approvals.waiting import Waiting, waiting
 from tide.domain import DriftReport, Promotion, Record, Value, Verdict
 from tide.engine.base import Engine
 from tide.engine.live import Live
 from tide.errors import TideError
-from tide.observed import Backlog, ReplicaView, ServingView, backlog, replica_views, serving_view
+from tide.lineage import ledger_tail
+from tide.promotion import verdict_text
 from tide.store.base import Store
-from tide.waiting import Waiting, waiting
+from tide.watching.observed import Backlog, ReplicaView, ServingView, backlog, replica_views, serving_view
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-from tide.observed import Backlog, ReplicaView, ServingView
-from tide.status import Acceptance, Part, Status
+from tide.watching.observed import Backlog, ReplicaView, ServingView
+from tide.watching.status import Acceptance, Part, Status
 
 Tone = Literal["title", "plain", "good", "warn", "bad", "dim"]
 _COLLAPSED = 1.005

@@ -13,12 +13,15 @@ from tests.bench.decisions.replay import Service, Setting
 from tests.bench.decisions.reports import digest_of, report_of
 from tests.support.drafts import draft_config, draft_tensors
 from tests.support.reports import TARGET
-from tide import cost, drift, pool, promotion
-from tide.baseline import Baseline
 from tide.config import CostPolicy, Policy
 from tide.domain import DraftModel, DriftReport, Verdict
-from tide.draft_files import read_contract
-from tide.request_stats import RequestStats
+from tide.drift import rule as drift
+from tide.drift.baseline import Baseline
+from tide.models import pool
+from tide.models.draft_files import read_contract
+from tide.promotion import rule as promotion
+from tide.states.request_stats import RequestStats
+from tide.throughput import cost
 
 COUNTS = ("retrains", "pool_proposed", "pool_promoted", "cost_refused", "promoted", "gate_refused")
 

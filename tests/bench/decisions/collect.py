@@ -28,7 +28,7 @@ from tide.domain import Split
 from tide.engine.sglang import SglangEngine
 from tide.evaluator.eagle3 import Eagle3Evaluator
 from tide.files import write_durably
-from tide.shards import read_manifest
+from tide.states.shards import read_manifest
 from tide.trainer.specforge import SpecForgeTrainer
 
 STEPS, TOKENS, CONCURRENCY, LIVE_PROMPTS, KEY = 3, 40, 32, 32, "collect"

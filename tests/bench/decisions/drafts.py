@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tide.domain import Shard, TrainingConfig
-from tide.draft_files import load_draft
 from tide.files import write_durably
-from tide.shards import read_manifest
+from tide.models.draft_files import load_draft
+from tide.states.shards import read_manifest
 from tide.trainer.base import TrainingData
 from tide.trainer.specforge import SpecForgeTrainer
 

@@ -20,12 +20,12 @@ from scipy.stats import beta
 
 from tests.bench.decisions.traffic import DRAFT, Pool, pools, stream, with_loss
 from tests.support.traffic_stats import draft_model
-from tide import drift
-from tide.baseline import Baseline
-from tide.calibration import cusum
 from tide.config import DriftPolicy
 from tide.domain import DriftReport
-from tide.request_stats import RequestStats
+from tide.drift import rule as drift
+from tide.drift.baseline import Baseline
+from tide.drift.calibration import cusum
+from tide.states.request_stats import RequestStats
 
 STREAM, WINDOW, RAMP, RAMP_WINDOW = 900, 100, 2500, 250
 SIZES = {500: 100, 5_000: 100, 50_000: 20}

@@ -28,8 +28,9 @@ from tests.bench.decisions.reports import (
     report_of,
     wilson,
 )
-from tide import pool, promotion
 from tide.config import Policy
+from tide.models import pool
+from tide.promotion import rule as promotion
 
 TARGET_SHARE = 0.95
 """Of the best available acceptance length."""

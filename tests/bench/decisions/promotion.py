@@ -1,4 +1,4 @@
-"""Error rates and power of the promotion gate, through ``tide.promotion.decide``, on resampled real paired results.
+"""Error rates and power of the promotion gate, through ``tide.promotion.rule.decide``, on resampled real pairs.
 
 Run as ``python -m tests.bench.decisions.promotion [--trials N]``; ``measure`` is what ``make bench-decisions`` calls.
 What a trial is stands in ``promotion_trials``, how true gains are made in ``gains``.
@@ -32,7 +32,7 @@ from tests.bench.decisions.promotion_trials import (
 )
 from tests.bench.decisions.rates import rate
 from tests.support.reports import paired_reports
-from tide.promotion import decide
+from tide.promotion.rule import decide
 
 WORKERS, CHUNK = 2, 50
 FURTHER = 2000

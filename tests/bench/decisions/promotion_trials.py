@@ -23,7 +23,7 @@ from tests.bench.decisions.gains import different, harmed_gains, reseeded, slice
 from tests.bench.decisions.paired import Ints, Sample, Walked, draw, exchanged, joined, sample
 from tide.config import PromotionPolicy
 from tide.domain import Verdict
-from tide.promotion import decide
+from tide.promotion.rule import decide
 
 Trial = Callable[[np.random.Generator], list[bool]]
 

@@ -16,11 +16,11 @@ import pyarrow as pa
 from tests.bench.decisions import corpus
 from tests.bench.decisions.corpus import Scores
 from tests.bench.decisions.reports import digest_of, draft_steps
-from tide import throughput
 from tide.domain import EngineProfile
-from tide.request_stats import RequestStats, stats_from_table
-from tide.requests import REQUEST_SCHEMA, request_row
 from tide.sglang_plugin.admission import length_bucket
+from tide.states.request_stats import RequestStats, stats_from_table
+from tide.states.requests import REQUEST_SCHEMA, request_row
+from tide.throughput import prediction as throughput
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

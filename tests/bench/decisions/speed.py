@@ -1,7 +1,7 @@
 """Throughput with and without speculation on a real SGLang: writes ``data/profile.json`` and ``data/speed.json``.
 
 One engine without speculation and one for each number of draft steps, all of the same target, take turns: a repeat of
-their profile (tide.profiling), then drafts serve the same prompts as plain decoding, at one concurrency: all of them
+their profile (`tide profile`), then drafts serve the same prompts as plain decoding, at one concurrency: all of them
 with the last number of steps, the first one with the others too; and so on for all conditions and repeats. Drafts are
 swapped in the running engines. Prompts come from a file of JSON lines with ``workload``, ``messages`` and, where the
 corpus has the request, its ``request``; without a file from the packaged workloads. ``--tokens`` should be the limit of
@@ -32,10 +32,10 @@ from infra import models
 from tests.bench.decisions.corpus import DATA
 from tests.bench.decisions.speed_loop import Conditions, arms_of, read_prompts
 from tests.support.sglang_server import SglangServer
-from tide.draft_files import load_draft
 from tide.engine.sglang import SglangEngine
-from tide.profiling import measure
-from tide.step_times import Plan
+from tide.models.draft_files import load_draft
+from tide.throughput.profiling import measure
+from tide.throughput.step_times import Plan
 
 KEY = "bench"
 START_S = 1800.0

@@ -20,7 +20,7 @@ import numpy as np
 from tide.demo.traffic import load_workload
 from tide.engine.base import Generation
 from tide.engine.sglang import SglangEngine
-from tide.load import concurrency_histogram
+from tide.throughput.load import concurrency_histogram
 
 WORKLOADS = ("chat", "functions", "code")
 

@@ -16,7 +16,7 @@ from tests.bench.decisions import corpus
 from tests.bench.decisions.corpus import Scores
 from tide.acceptance import expected_length
 from tide.domain import EngineProfile
-from tide.throughput import predict
+from tide.throughput.prediction import predict
 
 
 def speed_figures(walk: Mapping[str, Scores]) -> dict[str, Any]:

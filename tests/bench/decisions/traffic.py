@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.bench.decisions.corpus import Scores, load_requests, load_scores
-from tide.request_stats import RequestStats
+from tide.states.request_stats import RequestStats
 
 DAY = 1000
 """Requests of one turn of the mix."""
