@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -27,6 +26,7 @@ from tide.approvals import steps as approvals
 from tide.config import ApprovalPolicy, Policy
 from tide.domain import LineageRecord, Promotion, Serving, Verdict
 from tide.lineage import ledger, provenance
+from tide.prefect_api import PrefectApi
 from tide.prefect_runs import FINAL, PrefectRuns
 from tide.serving.replicas import DRAFT_FILES
 from tide.serving.serving_file import draft_prefix, read_serving
@@ -84,13 +84,7 @@ class Service:
         Path(self.env["TIDE_POLICY_FILE"]).write_text(text)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        for _ in range(20):
-            answer = httpx.request(method, f"{self.runs.url}/{path}", json=body, timeout=30, trust_env=False)
-            # SQLite is locked for moments under load; Prefect's own client tries again too.
-            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                break
-            time.sleep(1.0)
-        return answer.raise_for_status().json()
+        return PrefectApi(prefect.api_url(self.port)).call(method, path, body)
 
     def start(self, flow: str, **parameters: Any) -> str:
         deployment = self.call("GET", f"deployments/name/{flow}/{flow}")
