@@ -6,10 +6,10 @@ server; at a step boundary, or at a random moment. What was killed is started ag
 must complete, and the books must balance. Engine, trainer and evaluator are stand-ins (tests/support/standins.py): the
 result says so.
 
-    python -m tests.drills.cycle [--kills 50] [--boundaries] [--seed 1] [--home DIR] [--out FILE]
+    python -m tests.drills.cycle [--kills 50] [--boundaries] [--seed 1] [--home DIR] [--minutes M] [--out FILE]
 
-With ``--home`` a drill that was broken off goes on where it was. Exit code 1 when something was lost, doubled, leaked
-or half-made, or a cycle after a kill did not complete.
+With ``--home`` a drill that was broken off, or ran for its ``--minutes``, goes on where it was. Exit code 1 when
+something was lost, doubled, leaked or half-made, or a cycle after a kill did not complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.drills.cycle_report import Kill, Round, report
 from tests.support.drilled_names import HOLD
 from tests.support.operated import BEAT_S, IMPATIENT, Pipeline, kill, wait_for
 from tests.support.operating import pipeline
+from tide.files import write_durably
 
 VICTIMS = ("flow", "worker", "trainer", "replica", "store", "server")
 RUN_S = 600.0
@@ -154,25 +154,29 @@ class Drill:
         return self.pipe.finished(self.pipe.run("reconcile/reconcile", patience=patience), RUN_S)
 
 
-def plans(drill: Drill, kills: int, boundaries: bool) -> Iterator[Kill]:
-    """First a flow's death at every boundary, with every other victim somewhere among them, then random moments."""
-    number = 0
+def plans(drill: Drill, kills: int, boundaries: bool, seed: int) -> list[Kill]:
+    """A flow's death at every boundary, with every other victim somewhere among them, and random moments.
+
+    In random order, so that a drill which is broken off has seen some of each.
+    """
+    kinds: list[tuple[str, str | None]] = [(VICTIMS[i % len(VICTIMS)], None) for i in range(kills)]
     if boundaries:
         others = VICTIMS[1:]
         for place, boundary in enumerate(drill.stages):
-            yield Kill(number, "flow", boundary)
-            yield Kill(number + 1, others[place % len(others)], boundary)
-            number += 2
-    for i in range(kills):
-        yield Kill(number + i, VICTIMS[i % len(VICTIMS)], None)
+            kinds += [("flow", boundary), (others[place % len(others)], boundary)]
+    random.Random(seed).shuffle(kinds)
+    return [Kill(number, *kind) for number, kind in enumerate(kinds)]
 
 
-def run(drill: Drill, args: argparse.Namespace, file: Path) -> list[Round]:
-    """All rounds that are not in the file yet, with progress."""
+def run(drill: Drill, args: argparse.Namespace, file: Path) -> tuple[list[Round], int]:
+    """All rounds that are not in the file yet, with progress; and how many are planned."""
     done = [Round(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
-    wanted = list(plans(drill, args.kills, args.boundaries))
+    wanted = remembered(args.home, plans(drill, args.kills, args.boundaries, args.seed))
     begun, before = time.monotonic(), len(done)
     for plan in wanted[before:]:
+        if args.minutes is not None and time.monotonic() - begun > 60 * args.minutes:
+            print(f"{len(wanted) - len(done)} rounds are left: go on with --home {args.home}", flush=True)
+            break
         made = drill.round(plan)
         done.append(made)
         with file.open("a") as log:
@@ -182,7 +186,15 @@ def run(drill: Drill, args: argparse.Namespace, file: Path) -> list[Round]:
         where = plan.boundary or "somewhere"
         faults = "; ".join(line for lines in made.faults.values() for line in lines) or "well"
         print(f"{len(done)}/{len(wanted)} {plan.victim} {where}: {faults}; {togo:.0f} s to go", flush=True)
-    return done
+    return done, len(wanted)
+
+
+def remembered(home: Path, made: list[Kill]) -> list[Kill]:
+    """The plan that a drill on this home began with: one that goes on has seen more boundaries by then."""
+    file = home / "plan.json"
+    if not file.exists():
+        write_durably(file, json.dumps([asdict(kill) for kill in made]).encode())
+    return [Kill(**kill) for kill in json.loads(file.read_text())]
 
 
 def main() -> None:
@@ -192,17 +204,18 @@ def main() -> None:
     parser.add_argument("--boundaries", action="store_true", help="and at every step boundary")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--home", type=Path, default=None)
+    parser.add_argument("--minutes", type=float, default=None, help="begin no round after so long")
     parser.add_argument("--out", type=Path, default=None, help="default: tests/bench/results/operate.json")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda signum, _frame: sys.exit(128 + signum))
     with tempfile.TemporaryDirectory() as scratch:
-        home = (args.home or Path(scratch)).absolute()
+        args.home = home = (args.home or Path(scratch)).absolute()
         home.mkdir(parents=True, exist_ok=True)
         with pipeline(home, train_s=2.0) as pipe:
             drill = Drill(pipe, random.Random(args.seed + pipe.windows))
             drill.calm(3)
-            done = run(drill, args, home / "rounds.jsonl")
-            result = report(drill.books, done, args.seed)
+            done, planned = run(drill, args, home / "rounds.jsonl")
+            result = report(drill.books, done, args.seed) | {"planned": planned}
     # A calm cycle less the two seconds that the stand-in trains.
     merge({"drill": result, "orchestration_s": round(statistics.median(drill.took) - 2.0, 1)}, args.out)
     print(json.dumps(result))
