@@ -73,9 +73,9 @@ bench-decisions: setup  ## measure the gates' error rates on per-request data of
 drill-store: setup  ## kill harvesters and the lakeFS server at random points: nothing lost, nothing doubled
 	@$(BIN)/python -m tests.drills.store
 
-drill: drill-store  ## and whatever a cycle consists of, at every step boundary and at random moments (2 to 4 hours)
+drill: drill-store  ## and whatever a cycle consists of, at every step boundary and at random moments (4 hours or more; goes on where it was stopped)
 	@TIDE_DRILL=1 $(BIN)/python -m pytest tests/integration/test_operations.py tests/integration/test_two_replicas.py -m ""
-	@$(BIN)/python -m tests.drills.cycle --boundaries
+	@$(BIN)/python -m tests.drills.cycle --boundaries --home .tide/drill
 	@$(BIN)/python -m tests.drills.heartbeats
 
 clean:           ## remove everything made here except the virtual environment
