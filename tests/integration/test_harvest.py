@@ -131,7 +131,7 @@ import torch
 torch.set_num_threads(1)  # a pool of threads does not survive the fork
 from tests.support.spooled import START, TARGET, states
 from tide.domain import Split
-from tide.shards import write_shard
+from tide.states.shards import write_shard
 
 folder = Path(sys.argv[1]) / "train"
 large = [states(seed, rows=4000) for seed in range(2)]

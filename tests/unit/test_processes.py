@@ -237,6 +237,8 @@ def test_a_foreground_process_ends_when_its_parent_is_killed(tmp_path: Path) -> 
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ) as parent:
         assert wait_until(lambda: "up" in tail(tmp_path / "logs" / "one.log", 1))
+        # Its record comes a moment after it: the child may be the faster of the two.
+        assert wait_until(lambda: processes.find(tmp_path, "one") is not None)
         process = processes.find(tmp_path, "one")
         assert process is not None
         assert process.alive
