@@ -52,6 +52,11 @@ class Drill:
         """What must be true when nothing is at work."""
         return Books(self.pipe)
 
+    def begin(self) -> None:
+        """A drill that was broken off left runs without a process, and with their slots."""
+        if self.pipe.at_work():
+            assert self._reconcile(IMPATIENT) == "COMPLETED", f"see {self.pipe.home}/logs"
+
     def calm(self, rounds: int) -> None:
         """Cycles without a kill: the step boundaries, and the time of a cycle."""
         for _ in range(rounds):
@@ -213,6 +218,7 @@ def main() -> None:
         home.mkdir(parents=True, exist_ok=True)
         with pipeline(home, train_s=2.0) as pipe:
             drill = Drill(pipe, random.Random(args.seed + pipe.windows))
+            drill.begin()
             drill.calm(3)
             done, planned = run(drill, args, home / "rounds.jsonl")
             result = report(drill.books, done, args.seed) | {"planned": planned}
