@@ -1,7 +1,7 @@
 """The rule of answers: whether a filled form counts, and what is wrong with it when it does not.
 
 Pure: records, policy, clock and what was seen are arguments. Owns signatures, names and the binding to one verdict.
-Knows nothing of the ledger, of Prefect, or of how a form looks; what answers amount to is in ``approval_rules``.
+Knows nothing of the ledger, of Prefect, or of how a form looks; what answers amount to is in ``rules``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rules of approvals: whether a person is needed, what their answers amount to, and how a request ends.
 
 Pure: records, policy and clock are arguments. Owns the decisions and their reasons; whether a single answer counts is
-in ``approval_answers``. Knows nothing of the ledger or of Prefect.
+in ``answers``. Knows nothing of the ledger or of Prefect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Approvals as steps over the ledger: what was asked, what was answered, how it ended, and what still waits.
 
 Owns the kinds of the four records, and that a request is settled once whoever comes first. Works over the Store port.
-Knows nothing of Prefect; the rules are in ``approval_rules`` and ``approval_answers``.
+Knows nothing of Prefect; the rules are in ``rules`` and ``answers``.
 """
 
 from __future__ import annotations

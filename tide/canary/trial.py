@@ -1,7 +1,7 @@
 """The trial of a candidate on one replica: its lease, what is seen, and the way back to the incumbent.
 
 Owns how a trial begins, ends well or ends badly. Works over the ports. Knows nothing of the rest of a promotion; what a
-promoter that died leaves of a trial is in ``trial_leftovers``.
+promoter that died leaves of a trial is in ``leftovers``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The drift rule: whether retraining pays now, from the request table alone: none, watch or retrain, with reasons.
 
-Owns the order of the checks; ``baseline`` holds what they compare with, ``drift_acceptance`` and ``drift_inputs`` are
+Owns the order of the checks; ``baseline`` holds what they compare with, ``acceptance`` and ``inputs`` are
 the checks. Knows nothing of stores, training or reports; times come with the requests. Whether the engine rather than
 the traffic lost the acceptance is ``engine_check``'s question, asked of a retrain.
 

@@ -1,9 +1,9 @@
 """Changing what serves, as steps over ports: try on one replica, change ``serving.json``, then the others; or restore.
 
 Owns the order of a promotion, and that one which died at any point is finished by the next run. Prefect is not needed,
-so that all of it works with Prefect down. Knows nothing of why a draft is better. How it is tried, and what a trial's
-end leaves, is in ``trial``; what is seen meanwhile in ``canary_watch``; the way back in ``rollback``; what makes
-replicas match in ``reconcile``.
+so that all of it works with Prefect down. Knows nothing of why a draft is better. How it is tried, what is seen
+meanwhile and what a trial's end leaves is in tide.canary; the way back in ``rollback``; what makes replicas match in
+``reconcile``.
 """
 
 from __future__ import annotations
