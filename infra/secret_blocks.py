@@ -43,7 +43,7 @@ def push(api: PrefectApi, service: str, pool: str, values: Mapping[str, str]) ->
     environment = template["variables"]["properties"].setdefault("env", {"type": "object"})
     references = {variable: f"{{{{ prefect.blocks.secret.{name} }}}}" for variable, name in names.items()}
     environment["default"] = {**(environment.get("default") or {}), **references}
-    api.call("PATCH", f"work_pools/{pool}", {"base_job_template": template})
+    api.call("PATCH", f"work_pools/{pool}", {"base_job_template": template}, secret=True)
     return names
 
 

@@ -17,6 +17,7 @@ from tide import wiring
 from tide.canary import lease as canary_lease
 from tide.config import Settings
 from tide.domain import CanaryLease, CanaryRefusal, CanaryReport, Promotion
+from tide.errors import CanaryBusy
 from tide.lineage import ledger
 from tide.serving.rollout import Site, read_serving
 
@@ -99,3 +100,18 @@ def test_while_another_candidate_is_on_trial_the_promotion_waits_and_its_verdict
     assert waits == [task.BUSY_S] * 2
     assert [text for text in shown.warnings if "is on trial on r0 by elsewhere/1/1" in text] == shown.warnings
     assert len(shown.warnings) == 1
+
+
+def test_a_lease_that_was_taken_after_the_look_at_serving_is_waited_for_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = Shown(monkeypatch, tmp_path, GOOD).store
+    before = read_serving(store, REPOSITORY)
+    statement = KEY.sign("attestation", verdict_on(B))
+    one, two = (
+        CanaryLease(draft=draft, verdict="b" * 64, replicas=("r0",), run="elsewhere/1/1", lease_until=time.time() + 900)
+        for draft in (B, A)
+    )
+    canary_lease.take(store, REPOSITORY, before, one, statement)
+    with pytest.raises(CanaryBusy, match="went on trial first"):
+        canary_lease.take(store, REPOSITORY, before, two, statement)

@@ -11,7 +11,7 @@ import socket
 
 from tide import proc
 from tide.domain import CanaryLease, CanaryReport, Serving, Signed
-from tide.errors import CanaryBusy, HookRefused
+from tide.errors import CanaryBusy, Conflict, HookRefused
 from tide.lineage import metadata as lineage
 from tide.serving.serving_file import SERVING, drop_branch, merge_change, read_serving
 from tide.store.base import Store
@@ -56,6 +56,11 @@ def take(store: Store, repository: str, before: Serving, lease: CanaryLease, att
         if "attestations/" not in str(error):
             raise
         raise HookRefused(f"{error}; its guard may be older than this TIDE: `tide init` renews it") from error
+    except Conflict as error:
+        now = read_serving(store, repository)
+        if now.canary is not None and (now.generation, now.stable) == (before.generation, before.stable):
+            raise CanaryBusy(f"{repository}: {now.canary.draft[:12]} went on trial first: wait for its end") from error
+        raise
     if read_serving(store, repository).canary != lease:
         raise CanaryBusy(f"{repository}: another promotion of {lease.draft[:12]} was faster: wait for its end")
     return wanted
