@@ -1,4 +1,4 @@
 """TIDE keeps the draft model of a speculative-decoding service adapted to its live traffic.
 
-The nouns (domain), the rules (drift, acceptance, promotion, lineage) and the doors (store, engine, trainer, evaluator).
+The nouns (domain), a folder for each concept (drift, promotion ...) and the doors (store, engine, trainer, evaluator).
 """

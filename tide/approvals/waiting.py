@@ -1,6 +1,6 @@
 """Which promotions wait for a person, as a screen and a metric show it.
 
-Owns the view alone; what waits is the ledger's (``approvals``). Works over the Store port.
+Owns the view alone; what waits is the ledger's (``steps``). Works over the Store port.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def begin(site: Site, authority: Authority, before: Serving, draft: ServingDraft
 
     Raises:
         EngineUnavailable: no replica answers, or one does not and policy says ``stop``. Nothing was changed.
-        Conflict, HookRefused: as ``canary_lease.take``.
+        Conflict, HookRefused: as ``lease.take``.
     """
     assert draft.verdict is not None
     served = _reachable(site)

@@ -3,7 +3,7 @@
 Owns which requests speak, how live counters and logged states find each other, and that a replica which stops
 generating ends the canary. Reads the replica's request table and shards from the spool of this host, files that are
 closed only; links them, so that a harvest may take them meanwhile. Works over the engine and evaluator ports. Knows
-nothing of ``serving.json``; the decision is in ``canary``.
+nothing of ``serving.json``; the decision is in ``rule``.
 """
 
 from __future__ import annotations

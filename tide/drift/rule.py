@@ -1,8 +1,8 @@
 """The drift rule: whether retraining pays now, from the request table alone: none, watch or retrain, with reasons.
 
-Owns the order of the checks; ``baseline`` holds what they compare with, ``acceptance`` and ``inputs`` are
-the checks. Knows nothing of stores, training or reports; times come with the requests. Whether the engine rather than
-the traffic lost the acceptance is ``engine_check``'s question, asked of a retrain.
+Owns the order of the checks; ``baseline`` holds what they compare with, ``acceptance`` and ``inputs`` are the checks.
+Knows nothing of stores, training or reports; times come with the requests. Whether the engine rather than the traffic
+lost the acceptance is ``engine_check``'s question, asked of a retrain.
 
 Acceptance is judged by the RATE (accepted over proposed) of each request: a loss of .05 is found in about 90 requests,
 while the same loss in acceptance length drowns in its spread. Inputs alone may only cause a retrain when they moved in

@@ -4,7 +4,7 @@ Owns the forward pass. Knows nothing of how proposals are made of it (``drafting
 
 At anchor row i the draft sees the target's features up to row i and the id at row i + 1, and proposes the id at row
 i + 2; it goes on from its own hidden state and its own proposal, as serving does. Names of the parameters are those of
-the draft's file (``draft_format``).
+the draft's file (tide.models.draft_format).
 """
 
 from __future__ import annotations
