@@ -9,19 +9,14 @@ from pathlib import Path
 
 import torch
 
+from tests.support.spool_shape import HIDDEN, START, TARGET, VOCAB, WINDOW_S
 from tide.domain import RequestSegment, Shard, ShardRequest, Split, TargetContract
 from tide.states.harvest import Harvester
 from tide.states.requests import request_row, write_segment
 from tide.states.shards import RequestStates, write_shard
 from tide.store.base import Store
 
-HIDDEN, VOCAB = 32, 32
-WINDOW_S = 300
-START = 1_796_000_100.0
-"""A multiple of WINDOW_S: the beginning of a window."""
-TARGET = TargetContract(
-    weights="a" * 64, tokenizer="b" * 64, dtype="bfloat16", hidden_size=HIDDEN, vocab_size=VOCAB, aux_layers=(1, 2, 3)
-)
+__all__ = ["HIDDEN", "START", "TARGET", "VOCAB", "WINDOW_S"]
 HEAD = torch.eye(VOCAB, HIDDEN)
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.fake_engine import NO_DRAFT, FakeEngine
-from tests.support.drafts import draft_config, draft_tensors
-from tests.support.spooled import HIDDEN, TARGET, VOCAB
+from tests.support.spool_shape import HIDDEN, TARGET, VOCAB
 from tide import wiring
 from tide.config import Settings
 from tide.domain import (
@@ -35,7 +34,6 @@ from tide.domain import (
 from tide.engine.base import Engine, SwapResult
 from tide.evaluator.base import Evaluator
 from tide.files import write_durably
-from tide.models.draft_files import write_draft
 from tide.recovery.ownership import claim
 from tide.serving import rollout
 from tide.trainer.base import (
@@ -117,10 +115,7 @@ class StandInTrainer(Trainer):
                 if line:
                     on_progress(TrainingProgress(step=int(line), total_steps=100, loss=1.0, eta_s=None))
             process.check_exit()
-        shape: dict[str, Any] = {"vocab_size": VOCAB, "draft_vocab_size": 16, "target_hidden_size": HIDDEN}
-        settings = draft_config(**shape)
-        tensors = draft_tensors(settings, seed=int(key[:8], 16))
-        folder, digest = write_draft(workdir / "drafts", settings, tensors)
+        folder, digest = _write_draft(workdir / "drafts", seed=int(key[:8], 16))
         _log("end", key, digest)
         return TrainingResult(
             checkpoints=(Checkpoint(step=1, draft=folder, digest=digest),),
@@ -208,6 +203,15 @@ class StandInEvaluator(Evaluator):
         temperature: float = 0.0,
     ) -> list[RequestScore]:
         raise NotImplementedError("a drill has no traffic for a canary to be watched on: its policy asks for no watch")
+
+
+def _write_draft(parent: Path, seed: int) -> tuple[Path, str]:
+    from tests.support.drafts import draft_config, draft_tensors  # torch takes seconds, and most flows need none
+    from tide.models.draft_files import write_draft
+
+    shape: dict[str, Any] = {"vocab_size": VOCAB, "draft_vocab_size": 16, "target_hidden_size": HIDDEN}
+    settings = draft_config(**shape)
+    return write_draft(parent, settings, draft_tensors(settings, seed=seed))
 
 
 def engines(config: Settings) -> list[Engine]:
