@@ -141,6 +141,7 @@ def apply(api: str, *, beat_s: int = BEAT_S) -> list[str]:
 
     Raises:
         ServiceError: a deployment is missing, or the server refused.
+        ConfigError: it wants a password, or another one.
     """
     changed = []
     server = server_at(api)

@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-import httpx
-
 from infra import automations, ports, prefect_access, processes, schedules
 from infra.files import tail
 from infra.processes import ManagedProcess, Report
-from tide.errors import ServiceError
+from tide.errors import NotThere, ServiceError
 from tide.recovery.rules import BEAT_S
 
 SERVER = "prefect"
@@ -108,12 +106,14 @@ def create_pools(port: int, pools: Mapping[str, int | None] = POOLS) -> None:
 
     Raises:
         ServiceError: the server refused.
+        ConfigError: it wants a password, or another one.
     """
+    server = prefect_access.server_at(api_url(port))
     for name, limit in pools.items():
-        body = {"name": name, "type": "process", "concurrency_limit": limit}
-        answer = _post(port, "work_pools/", body)
-        if answer.status_code not in (201, 409):
-            raise ServiceError(f"work pool {name} was refused by Prefect: {answer.status_code} {answer.text[:500]}")
+        try:
+            server.call("GET", f"work_pools/{name}")
+        except NotThere:
+            server.call("POST", "work_pools/", {"name": name, "type": "process", "concurrency_limit": limit})
 
 
 def deploy(home: Path, port: int, env: Mapping[str, str], prefect_file: Path = PREFECT_FILE) -> None:
@@ -121,6 +121,7 @@ def deploy(home: Path, port: int, env: Mapping[str, str], prefect_file: Path = P
 
     Raises:
         ServiceError: the file is missing, a flow cannot be imported, or the server refused; has the end of the log.
+        ConfigError: it wants a password, or another one.
     """
     if not prefect_file.is_file():
         raise ServiceError(f"deployments file {prefect_file} does not exist; run from a checkout of the repository")
@@ -142,6 +143,7 @@ def automate(port: int) -> list[str]:
 
     Raises:
         ServiceError: deployments are missing, or the server refused.
+        ConfigError: it wants a password, or another one.
     """
     return automations.apply(api_url(port))
 
@@ -157,21 +159,17 @@ def launch_worker(
 
 
 def wait_worker(worker: ManagedProcess, port: int, pool: str, report: Report, *, timeout_s: float = 120.0) -> float:
-    """Wait until the server has heard of the worker. Returns the seconds waited; raises ServiceError."""
+    """Wait until the server has heard of the worker. Returns the seconds waited; raises ServiceError, ConfigError."""
+    server = prefect_access.server_at(api_url(port))
 
     def online() -> bool:
-        answer = _post(port, f"work_pools/{pool}/workers/filter", {})
-        return answer.is_success and any(_is_online(entry, worker) for entry in answer.json())
+        try:
+            heard = server.call("POST", f"work_pools/{pool}/workers/filter", {})
+        except ServiceError:
+            return False  # it is asked again until the time is up
+        return any(_is_online(entry, worker) for entry in heard)
 
     return worker.wait_ready(online, timeout_s, report, poll_s=0.5)
-
-
-def _post(port: int, path: str, body: Mapping[str, object]) -> httpx.Response:
-    try:
-        headers = prefect_access.headers(os.environ)
-        return httpx.post(f"{api_url(port)}/{path}", json=body, headers=headers, timeout=30.0, trust_env=False)
-    except httpx.HTTPError as error:
-        raise ServiceError(f"Prefect at {api_url(port)} does not answer: {error}") from error
 
 
 def _is_online(worker: Mapping[str, str], process: ManagedProcess) -> bool:

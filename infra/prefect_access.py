@@ -7,7 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Mapping
 
@@ -63,9 +62,3 @@ def server_settings(host: str, env: Mapping[str, str]) -> dict[str, str]:
     """What the server needs: the password, and for others' browsers an address that is theirs as well."""
     away = {} if host in LOOPBACK else {"PREFECT_UI_API_URL": "/api"}
     return ({SERVER_AUTH: secret} if (secret := auth_string(env)) else {}) | away
-
-
-def headers(env: Mapping[str, str]) -> dict[str, str]:
-    """Headers of a call of ours to the API."""
-    secret = auth_string(env)
-    return {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"} if secret else {}

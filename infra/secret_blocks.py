@@ -31,6 +31,7 @@ def push(api: PrefectApi, service: str, pool: str, values: Mapping[str, str]) ->
     Raises:
         NotThere: no such work pool.
         ServiceError: the server refused, or the pool has no job template yet.
+        ConfigError: it wants a password, or another one.
     """
     template = _template(api, pool)
     kind = api.call("GET", "block_types/slug/secret")["id"]

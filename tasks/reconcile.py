@@ -19,7 +19,7 @@ from tasks.serve import reconcile_replicas
 from tasks.stage import stage
 from tide import wiring
 from tide.lineage import ledger
-from tide.recovery import leftovers, ownership
+from tide.recovery import branches, ownership
 from tide.recovery import rules as recovery
 from tide.recovery.ownership import Owner
 from tide.recovery.rules import Patience, ReconcileReport, Repair, RunView, SlotView
@@ -125,10 +125,10 @@ def mend_branches(dry_run: bool) -> list[Repair]:
     with server() as prefect:
         busy = recovery.busy_flows(prefect.at_work())
     found = []
-    for left in leftovers.find(store, config.states_repository, drafts, busy):
-        gone = left.done and not dry_run and leftovers.remove(store, left)
+    for left in branches.find(store, config.states_repository, drafts, busy):
+        gone = left.done and not dry_run and branches.remove(store, left)
         found.append(_repair("branch", f"{left.repository}@{left.branch}", left.why, gone))
-    if "promote" not in busy and not dry_run and leftovers.finish_serving(store, drafts):
+    if "promote" not in busy and not dry_run and branches.finish_serving(store, drafts):
         found.append(_repair("branch", drafts, "the generation in serving had no tag", True))
     return found
 

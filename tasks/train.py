@@ -24,10 +24,11 @@ from tide.domain import CheckpointChoice, DraftModel, DriftReport, EvalReport, S
 from tide.errors import Gone, NotFound, TrainingError
 from tide.files import whole_folder
 from tide.lineage import ledger
-from tide.models import candidates, checkpoints
+from tide.models import candidates
 from tide.models.draft_files import load_draft
 from tide.promotion.comparable import check_reproduced
 from tide.serving import rollout
+from tide.trainer import checkpoints
 from tide.trainer.base import Checkpoint, Preflight, ProgressCallback, TrainingData, TrainingResult
 from tide.watching import events
 

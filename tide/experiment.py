@@ -24,7 +24,6 @@ from tide.config import Policy
 from tide.domain import EvalReport, Split, TrainingProgress, split_of
 from tide.errors import BadInputError, Gone, NotFound, TideError
 from tide.files import held, whole_folder, write_durably
-from tide.models import checkpoints
 from tide.pinned import LOCK, Pinned
 from tide.promotion import rule as promotion
 from tide.promotion import verdict_text
@@ -32,6 +31,7 @@ from tide.serving import rollout
 from tide.states import snapshots
 from tide.states.shards import read_manifest
 from tide.store.base import Store
+from tide.trainer import checkpoints
 from tide.trainer.base import TrainingData
 
 PARAMS = Path("params.yaml")

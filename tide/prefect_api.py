@@ -42,11 +42,11 @@ class PrefectApi:
         Raises:
             NotThere: no such thing there.
             ConfigError: the server wants a password, or another one.
-            ServiceError: no answer, or a refusal; has what the server said.
+            ServiceError: no answer, or a refusal, or what answers is no API; has what it said.
         """
         try:
             answer = self._send(method, path, body)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServiceError(f"Prefect at {self.url} does not answer: {error}; see `tide status`") from error
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise NotThere(f"Prefect at {self.url} has no {path}")
@@ -55,7 +55,16 @@ class PrefectApi:
         if not answer.is_success:
             said = "" if secret else f" {answer.text[:500]}"
             raise ServiceError(f"Prefect at {self.url} refused {method} {path}: {answer.status_code}{said}")
-        return answer.json() if answer.content else None
+        return self._content(answer)
+
+    def _content(self, answer: httpx.Response) -> Any:
+        try:
+            return answer.json() if answer.content else None
+        except ValueError as error:
+            raise ServiceError(
+                f"{answer.url} answered with a page that is no API's: is {self.url} the address with /api? "
+                f"It begins {answer.text[:100]!r}"
+            ) from error
 
     @tenacity.retry(
         retry=tenacity.retry_if_result(lambda answer: answer.status_code in _BUSY),

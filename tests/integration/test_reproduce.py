@@ -16,10 +16,10 @@ from tests.support.tiny_target import tiny_target, tiny_target_states
 from tide.config import Policy
 from tide.domain import DraftModel, Split, TrainingConfig, TrainingProgress
 from tide.errors import BadInputError, NotFound
-from tide.lineage.reproduce import Reproduction, reproduce
 from tide.models import candidates
 from tide.models.draft_files import load_draft
 from tide.models.target_files import bundle_contract
+from tide.reproduce import Reproduction, reproduce
 from tide.serving.rollout import draft_prefix
 from tide.states.shards import write_shard
 from tide.trainer.base import ProgressCallback, TrainingData

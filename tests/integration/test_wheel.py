@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,9 +15,20 @@ REPOSITORY = Path(__file__).parents[2]
 UV = Path(sys.executable).with_name("uv")
 
 
+def tracked(*folders: str) -> list[str]:
+    """Files of the working tree that git knows and that are there."""
+    command = ["git", "ls-files", "-z", "--", *folders]
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    return [name for name in found.split("\0") if name and (REPOSITORY / name).is_file()]
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+    """Built from a copy of what git tracks: setuptools packs whatever an earlier build left in build/lib."""
+    folder, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source")
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / name, source / name)
     command = [
         str(UV),
         "build",
@@ -27,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--out-dir",
         str(folder),
     ]
-    done = subprocess.run([*command, str(REPOSITORY)], capture_output=True, text=True)
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return next(folder.glob("*.whl"))
 
@@ -56,6 +68,8 @@ def test_the_wheel_has_every_package_its_entry_points_and_its_data(wheel: Path) 
     ):
         assert needed in names
     assert not [n for n in names if n.startswith(("tests/", "infra/sglang_cpu"))]
+    modules = {name for name in tracked("tide", "tasks", "flows", "infra") if name.endswith(".py")}
+    assert {n for n in names if n.endswith(".py")} == {n for n in modules if not n.startswith("infra/sglang_cpu/")}
     assert "tide = tide.sglang_plugin:register" in entry_points
     assert "tide = tide.cli:main" in entry_points
     base = {r.split(";")[0].split(">")[0].split("=")[0].strip() for r in metadata.get_all("Requires-Dist") or []

@@ -35,10 +35,11 @@ class ClosedPrefect:
         return f"http://{ports.HOST}:{self.port}"
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None, *, auth: bool = True) -> httpx.Response:
-        headers = prefect_access.headers({prefect_access.CLIENT_AUTH: PASSWORD}) if auth else {}
+        name, _, secret = PASSWORD.partition(":")
+        allowed = (name, secret) if auth else None
         url = f"{prefect.api_url(self.port)}/{path}"
         for _ in range(10):
-            answer = httpx.request(method, url, json=body, headers=headers, timeout=60, trust_env=False)
+            answer = httpx.request(method, url, json=body, auth=allowed, timeout=60, trust_env=False)
             # SQLite is locked for moments under load; Prefect's own client retries this too.
             if answer.status_code != 503:
                 break

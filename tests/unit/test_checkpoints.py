@@ -11,7 +11,7 @@ import pytest
 from tests.support.reports import report, score
 from tide.domain import CheckpointChoice, EvalReport
 from tide.errors import TrainingError
-from tide.models import checkpoints
+from tide.trainer import checkpoints
 from tide.trainer.base import Checkpoint
 
 LOSSES = [2.69, 2.31, 2.02, 1.74, 1.50]

@@ -24,9 +24,9 @@ from tide.erasure.scan import Subjects, scan
 from tide.errors import BadInputError, ConfigError, Conflict, Gone, NotFound, SpoolBusy
 from tide.lineage import ledger, provenance
 from tide.lineage.history_text import mermaid, tree
-from tide.lineage.reproduce import reproduce, why_gone
 from tide.models import candidates
 from tide.models.draft_files import load_draft
+from tide.reproduce import reproduce, why_gone
 from tide.states import snapshots, spool
 from tide.states.shards import ShardReader, read_manifest
 

@@ -22,7 +22,6 @@ from tests.unit.test_rollout import REPOSITORY, A, B, promote, store_with
 from tide import cli
 from tide.approvals import rules as approval_rules
 from tide.approvals import steps as approvals
-from tide.approvals.waiting import waiting
 from tide.domain import DriftReport
 from tide.engine import sglang_metrics
 from tide.engine.live import LiveFigures
@@ -31,6 +30,7 @@ from tide.lineage import ledger
 from tide.watching import status_text
 from tide.watching.observed import Backlog, ReplicaView, ServingView, backlog
 from tide.watching.status import Part, Sources, Status, gather
+from tide.watching.waiting import waiting
 
 NOW = 1_800_000_000.0
 FIELDS = {"service", "at", "serving", "replicas", "acceptance", "last", "waiting", "spool", "parts", "errors"}

@@ -19,7 +19,7 @@ from tide.engine.base import Generation
 from tide.errors import BadInputError, Conflict, EngineError, EngineUnavailable, NotFound, SwapRefused
 from tide.lineage import ledger
 from tide.policies import CanaryPolicy
-from tide.serving import rollout
+from tide.serving import promoter, rollout
 from tide.serving.rollout import Site, read_serving
 from tide.serving.serving_file import read_promotion
 
@@ -359,7 +359,7 @@ def test_the_canary_of_a_promoter_on_another_host_is_waited_for(rig: Rig) -> Non
 
 
 def test_the_canary_of_a_process_of_this_host_that_is_no_more_is_gone_on_with(rig: Rig) -> None:
-    host = canary_lease.owner().partition("/")[0]
+    host = promoter.owner().partition("/")[0]
     lease = rig.leave_lease(run=f"{host}/{2**22 + 1}/5")
     found: list[CanaryLease | None] = []
     assert isinstance(rig.promote(watch=Seen(GOOD, lambda: found.append(rig.serving.canary))), Promotion)
@@ -367,7 +367,7 @@ def test_the_canary_of_a_process_of_this_host_that_is_no_more_is_gone_on_with(ri
 
 
 def test_another_candidate_ends_the_canary_of_a_promoter_that_died(rig: Rig) -> None:
-    host = canary_lease.owner().partition("/")[0]
+    host = promoter.owner().partition("/")[0]
     rig.leave_lease(run=f"{host}/{2**22 + 1}/5")
     put_verdict(rig.store, REPOSITORY, "candidate-cccccc", verdict_on(C, incumbent=A))
     promotion = rollout.resume(rig.site, AUTHORITY, "candidate-cccccc")
@@ -378,10 +378,10 @@ def test_another_candidate_ends_the_canary_of_a_promoter_that_died(rig: Rig) -> 
 
 
 def test_this_very_process_lives_and_one_with_its_number_and_another_start_does_not() -> None:
-    assert not canary_lease.has_died(canary_lease.owner())
-    host, pid, start = canary_lease.owner().split("/")
-    assert canary_lease.has_died(f"{host}/{pid}/{int(start) + 1}")
-    assert not canary_lease.has_died(f"another-{host}/{pid}/{int(start) + 1}")
+    assert not promoter.has_died(promoter.owner())
+    host, pid, start = promoter.owner().split("/")
+    assert promoter.has_died(f"{host}/{pid}/{int(start) + 1}")
+    assert not promoter.has_died(f"another-{host}/{pid}/{int(start) + 1}")
 
 
 def test_a_rollback_while_a_candidate_is_tried_ends_the_trial(rig: Rig) -> None:

@@ -1,4 +1,4 @@
 """People's decisions.
 
-When they are needed, what counts as an answer, what waits, and how it is told.
+When they are needed, what counts as an answer, and how it is told.
 """

@@ -1,15 +1,11 @@
 """The canary's lease in ``serving.json``: taken, taken over from a promoter that died, and given back.
 
-Owns its two merges, each a compare-and-swap like every change of ``serving.json``, and who holds it. Works over the
+Owns its two merges, each a compare-and-swap like every change of ``serving.json``. Works over the
 Store port. Knows nothing of replicas, or of how a canary goes.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-
-from tide import proc
 from tide.domain import CanaryLease, CanaryReport, Serving, Signed
 from tide.errors import CanaryBusy, Conflict, HookRefused
 from tide.lineage import metadata as lineage
@@ -20,18 +16,6 @@ from tide.store.base import Store
 def attestation_path(generation: int) -> str:
     """Where the statement stands by which a candidate is tried for a generation."""
     return f"attestations/{generation:06d}-canary.json"
-
-
-def owner() -> str:
-    """This process as a lease names it: ``host/process/start``; a process id alone comes back after a while."""
-    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
-
-
-def has_died(run: str) -> bool:
-    """True when the promoter was a process of this host that is no more; of another host nothing is known."""
-    host, _, rest = run.partition("/")
-    pid, _, started = rest.partition("/")
-    return host == socket.gethostname() and pid.isdecimal() and _started(int(pid)) != started
 
 
 def take(store: Store, repository: str, before: Serving, lease: CanaryLease, attestation: Signed) -> Serving:
@@ -93,11 +77,3 @@ def release(store: Store, repository: str, held: Serving, report: CanaryReport) 
 
 def _branch(lease: CanaryLease, generation: int) -> str:
     return f"canary-{generation}-{lease.draft[:12]}"
-
-
-def _started(pid: int) -> str:
-    """When a process of this host began, in ticks since boot; empty when there is none, or no /proc."""
-    try:
-        return proc.status(pid)[proc.START]
-    except (OSError, IndexError):
-        return ""

@@ -12,6 +12,7 @@ from tide.canary.trial import LEDGER, failed, refuse
 from tide.domain import CanaryRefusal, ReplicaSwap, Serving
 from tide.errors import CanaryBusy
 from tide.lineage import ledger
+from tide.serving import promoter
 from tide.serving.replicas import bring_back
 from tide.serving.serving_file import read_serving
 from tide.serving.site import Site
@@ -31,7 +32,7 @@ def take_over(site: Site, authority: Authority, before: Serving, digest: str, ve
     lease = before.canary
     if lease is None:
         return before
-    dead, left = canary_lease.has_died(lease.run), lease.lease_until - site.clock()
+    dead, left = promoter.has_died(lease.run), lease.lease_until - site.clock()
     same = (lease.draft, lease.verdict) == (digest, verdict) and (lease.run == site.run or dead)
     if same and left > site.policy.wait_s:
         return before

@@ -23,7 +23,7 @@ from tide.domain import (
     Signed,
 )
 from tide.engine.base import Engine
-from tide.errors import Conflict, EngineUnavailable, StoreError, StoreUnavailable, TideError
+from tide.errors import CanaryBusy, Conflict, EngineUnavailable, StoreError, StoreUnavailable, TideError
 from tide.lineage import ledger
 from tide.serving.replicas import allow, bring_back, out_of_service
 from tide.serving.serving_file import read_serving
@@ -143,6 +143,7 @@ def begin(site: Site, authority: Authority, before: Serving, draft: ServingDraft
 
     Raises:
         EngineUnavailable: no replica answers, or one does not and policy says ``stop``. Nothing was changed.
+        CanaryBusy: another's canary runs, here or on a replica that is not among ours.
         Conflict, HookRefused: as ``lease.take``.
     """
     assert draft.verdict is not None
@@ -150,7 +151,7 @@ def begin(site: Site, authority: Authority, before: Serving, draft: ServingDraft
     named = before.canary.replicas if before.canary else tuple(served)
     first = next((r for r in site.replicas if r.name in named), None)
     if first is None:
-        raise Conflict(f"the canary runs on {', '.join(named)}, which TIDE_REPLICAS does not name: wait for its end")
+        raise CanaryBusy(f"the canary runs on {', '.join(named)}, which TIDE_REPLICAS does not name: wait for its end")
     held = before
     if before.canary is not None:
         canary_lease.tidy_up(site.store, site.repository, before)

@@ -30,7 +30,7 @@ PULSE_S = 10.0
 
 @dataclass(frozen=True)
 class CanaryWatch:
-    """Watches one canary; called by a trial (``site.Watch``).
+    """Watches one canary; called by a trial (`tide.serving.site.Watch`).
 
     Args:
         spool: of the replicas on this host.
@@ -58,7 +58,7 @@ class CanaryWatch:
         since: float,
         still_ours: Callable[[], None],
     ) -> CanaryReport:
-        """See ``site.Watch``. A watch that can see nothing says why, and lets the candidate pass at once."""
+        """See `tide.serving.site.Watch`. A watch that can see nothing says why, and lets the candidate pass at once."""
         facts, began = replica.facts(), self.clock()
         dark = () if self.spool.is_dir() else (f"the spool {self.spool} does not exist here: set TIDE_SPOOL",)
         with _captured_whole(replica, facts) as blind, SpoolView(self.spool, self.scratch, candidate, since) as view:

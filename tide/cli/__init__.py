@@ -1,7 +1,7 @@
 """``tide ...``: the command.
 
 Owns arguments, output and exit codes: 0 done, 1 a TIDE error (its message says what to do), 130 interrupted. The work
-is done elsewhere: infra.local starts parts, wiring gives adapters, rollout changes what serves.
+is done elsewhere: infra.local starts parts, tide.wiring gives adapters, tide.serving changes what serves.
 """
 
 from __future__ import annotations

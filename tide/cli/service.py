@@ -132,7 +132,7 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Train a draft again from its lineage and compare digests; exit 1 when they differ, naming what does."""
-    from tide.lineage import reproduce as making
+    from tide import reproduce as making
 
     config = use_stack(home)
     store = wiring.store(config)

@@ -81,7 +81,7 @@ def environment(home: Home = DEFAULT_HOME) -> None:
 
 @commands.command("run")
 def run_flow(
-    name: Annotated[str, typer.Argument(help="adapt, harvest, train, promote, rollback or retain")],
+    name: Annotated[str, typer.Argument(help="adapt, harvest, train, promote, rollback, reconcile or retain")],
     parameter: Annotated[list[str] | None, typer.Option("--param", "-p", help="key=value, repeatable")] = None,
     home: Home = DEFAULT_HOME,
 ) -> None:

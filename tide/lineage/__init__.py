@@ -1,4 +1,4 @@
 """Where a draft comes from, and what served when.
 
-Commit metadata, the ledger, views of both, and making a draft again.
+Commit metadata, the ledger, views of both. Making a draft again is tide.reproduce.
 """

@@ -1,4 +1,4 @@
 """Models as files.
 
-The draft and its format, the target's folder, a run's checkpoints, candidates on their branches, the old drafts.
+The draft and its format, the target's folder, candidates on their branches, the old drafts.
 """

@@ -15,8 +15,8 @@ from tide.domain import DraftModel, DriftReport, PoolChoice
 from tide.errors import Conflict, NotFound
 from tide.lineage import metadata as lineage
 from tide.models.draft_files import load_draft, write_record
-from tide.serving.rollout import DRAFT_FILES, draft_prefix
-from tide.serving.serving_file import SIGNED_VERDICT, candidate_on
+from tide.serving.replicas import DRAFT_FILES
+from tide.serving.serving_file import SIGNED_VERDICT, candidate_on, draft_prefix
 from tide.store.base import Store
 
 POLICY_FILE = "policy.json"

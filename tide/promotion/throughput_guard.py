@@ -1,6 +1,6 @@
 """Whether a better acceptance length is also faster: the promotion gate's guard on predicted throughput.
 
-Owns the comparison and its wording. The prediction itself is in ``throughput``; knows nothing of where profile and
+Owns the comparison and its wording. The prediction itself is in tide.throughput; knows nothing of where profile and
 load come from.
 """
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from tide.canary.lease import owner
 from tide.domain import CanaryReport
 from tide.engine.base import Engine
 from tide.policies import CanaryPolicy
+from tide.serving.promoter import owner
 from tide.serving.replicas import Bringer, Restart
 from tide.store.base import Store
 

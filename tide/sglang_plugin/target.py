@@ -1,7 +1,8 @@
 """Identity of the target model that is really running: its contract, and the layers really captured.
 
 Owns the cache of the contract (hashing a large model takes a minute) and the reading of what a model hands out. How a
-contract is computed is target_files' business. Knows SGLang only through the attributes of a model it is handed.
+contract is computed is the business of tide.models.target_files. Knows SGLang only through the attributes of a model
+it is handed.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def traffic_of(table: Any, *, since: float, draft: str) -> Traffic | None:
     """Measure the traffic of a request table; None when it says nothing: no request, no token, no counter of the draft.
 
     Args:
-        table: ``pyarrow.Table`` with the columns of ``requests.REQUEST_SCHEMA``.
+        table: ``pyarrow.Table`` with the columns of `tide.states.requests.REQUEST_SCHEMA`.
         since: requests that finished later count, seconds since the epoch. Time in which any of them runs is busy, so
             engines of several replicas count as one.
         draft: digest of the draft whose verify steps count.

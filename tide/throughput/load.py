@@ -76,8 +76,8 @@ def service_load(tables: Iterable[Any]) -> ServiceLoad:
     """The load of a service from its request tables.
 
     Args:
-        tables: one ``pyarrow.Table`` a replica, with the columns of ``requests.REQUEST_SCHEMA``: requests of different
-            replicas share no step.
+        tables: one ``pyarrow.Table`` a replica, with the columns of `tide.states.requests.REQUEST_SCHEMA`: requests of
+            different replicas share no step.
     """
     weights: dict[int, float] = {}
     prompt, output, requests, left_out = 0.0, 0.0, 0, 0

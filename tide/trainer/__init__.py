@@ -1,1 +1,1 @@
-"""Draft training: the port in base.py, SpecForge in specforge.py."""
+"""Draft training: the port in base.py, SpecForge in specforge.py, which of a run's checkpoints in checkpoints.py."""

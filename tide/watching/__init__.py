@@ -1,4 +1,4 @@
 """The service as people and monitors see it.
 
-Status, metrics, names of events, doctor. Reads only.
+Status, what waits for a person, metrics, names of events, doctor. Reads only.
 """

@@ -19,12 +19,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from tide.approvals.waiting import Waiting, waiting
 from tide.domain import DriftReport
 from tide.errors import StoreUnavailable, TideError
 from tide.lineage.ledger_tail import LedgerTail
 from tide.watching.observed import Backlog, ReplicaView, ServingView, backlog, replica_views, serving_view
 from tide.watching.status import Sources
+from tide.watching.waiting import Waiting, waiting
 
 T = TypeVar("T")
 

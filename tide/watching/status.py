@@ -14,7 +14,6 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from tide.approvals.waiting import Waiting, waiting
 from tide.domain import DriftReport, Promotion, Record, Value, Verdict
 from tide.engine.base import Engine
 from tide.engine.live import Live
@@ -23,6 +22,7 @@ from tide.lineage import ledger_tail
 from tide.promotion import verdict_text
 from tide.store.base import Store
 from tide.watching.observed import Backlog, ReplicaView, ServingView, backlog, replica_views, serving_view
+from tide.watching.waiting import Waiting, waiting
 
 T = TypeVar("T")
 

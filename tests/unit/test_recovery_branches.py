@@ -10,8 +10,8 @@ from tests.fakes.memory_store import MemoryStore
 from tests.support.spooled import START, add_shard, harvester_of
 from tide import repositories
 from tide.domain import LineageRecord, Serving, ServingDraft
-from tide.recovery import leftovers
-from tide.recovery.leftovers import Leftover
+from tide.recovery import branches
+from tide.recovery.branches import Leftover
 from tide.serving.serving_file import SERVING
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
@@ -28,7 +28,7 @@ def store() -> MemoryStore:
 
 
 def found(store: MemoryStore, *busy: str) -> dict[str, bool]:
-    return {left.branch: left.done for left in leftovers.find(store, STATES, DRAFTS, busy)}
+    return {left.branch: left.done for left in branches.find(store, STATES, DRAFTS, busy)}
 
 
 def half_harvested(store: MemoryStore, spool: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> str:
@@ -60,10 +60,10 @@ def test_a_harvest_branch_whose_window_is_on_main_goes(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     branch = half_harvested(store, tmp_path / "spool", monkeypatch, "delete_branch")
-    [left] = leftovers.find(store, STATES, DRAFTS, ())
+    [left] = branches.find(store, STATES, DRAFTS, ())
     assert (left.branch, left.done) == (branch, True)
-    assert leftovers.remove(store, left)
-    assert leftovers.remove(store, left), "again is harmless"
+    assert branches.remove(store, left)
+    assert branches.remove(store, left), "again is harmless"
     assert list(store.branches(STATES)) == ["main"]
 
 
@@ -82,7 +82,7 @@ def test_a_branch_with_staged_objects_is_never_deleted(store: MemoryStore) -> No
     store.create_branch(STATES, branch, "main")
     left = Leftover(STATES, branch, True, "looked empty")
     store.put(STATES, branch, "windows/x", b"x")
-    assert not leftovers.remove(store, left)
+    assert not branches.remove(store, left)
     assert branch in list(store.branches(STATES))
     assert found(store) == {branch: False}
 
@@ -105,11 +105,11 @@ def test_a_serving_branch_goes_when_its_generation_is_past_and_stays_while_it_ma
 
 
 def test_a_generation_without_its_tag_gets_it_once(store: MemoryStore) -> None:
-    assert not leftovers.finish_serving(store, DRAFTS)
+    assert not branches.finish_serving(store, DRAFTS)
     serve(store, 1)
-    assert leftovers.finish_serving(store, DRAFTS)
+    assert branches.finish_serving(store, DRAFTS)
     assert dict(store.tags(DRAFTS)).keys() == {f"gen-000001-{A[:12]}"}
-    assert not leftovers.finish_serving(store, DRAFTS)
+    assert not branches.finish_serving(store, DRAFTS)
 
 
 def test_a_candidates_branch_stays_and_one_that_never_held_a_candidate_goes(store: MemoryStore) -> None:
@@ -123,4 +123,4 @@ def test_a_candidates_branch_stays_and_one_that_never_held_a_candidate_goes(stor
 
 
 def test_without_repositories_there_is_nothing_to_find() -> None:
-    assert leftovers.find(MemoryStore(), STATES, DRAFTS, ()) == []
+    assert branches.find(MemoryStore(), STATES, DRAFTS, ()) == []
