@@ -18,9 +18,9 @@ import httpx
 import pytest
 
 from infra import automations, prefect, schedules
-from tests.drills.cycle import Drill
 from tests.drills.cycle_books import DRAFTS, Books
 from tests.drills.cycle_report import Kill
+from tests.drills.cycle_round import Drill
 from tests.support.operated import BEAT_S, FINAL, IMPATIENT, Pipeline, kill, wait_for
 from tests.support.operating import pipeline
 from tide.cycles import KIND, Cycle
