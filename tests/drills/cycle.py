@@ -120,7 +120,7 @@ def main() -> None:
         with pipeline(home, train_s=2.0) as pipe:
             drill = Drill(pipe, random.Random(args.seed + pipe.windows))
             drill.begin()
-            drill.calm(3)
+            drill.calm(1 if rounds(home) else 3)
             done, planned = run(drill, args)
             result = report(drill.books, done, args.seed) | {"planned": planned}
         write_durably(home / REPORT, json.dumps(result).encode())

@@ -52,6 +52,8 @@ class Pipeline:
     windows: int = 0
     """Windows filled so far."""
     seed: int = 0
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60, trust_env=False))
+    """One for all calls: each new one would load certificates, which takes more of a core than what is watched."""
 
     @property
     def store(self) -> LakefsStore:
@@ -106,9 +108,7 @@ class Pipeline:
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """One call of the API; SQLite is locked for moments under load."""
         for _ in range(20):
-            answer = httpx.request(
-                method, f"{prefect.api_url(self.port)}/{path}", json=body, timeout=60, trust_env=False
-            )
+            answer = self.client.request(method, f"{prefect.api_url(self.port)}/{path}", json=body)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             time.sleep(0.5)
@@ -249,5 +249,5 @@ def wait_for(condition: Callable[[], object], seconds: float) -> bool:
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.2)
+        time.sleep(0.5)
     return True
