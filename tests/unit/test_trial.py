@@ -16,7 +16,7 @@ from tests.unit.test_rollout import REPOSITORY, A, B, C, store_with
 from tide.canary import lease as canary_lease
 from tide.domain import CanaryLease, CanaryRefusal, CanaryReport, Promotion, Serving
 from tide.engine.base import Generation
-from tide.errors import BadInputError, Conflict, EngineError, EngineUnavailable, NotFound, SwapRefused
+from tide.errors import BadInputError, CanaryBusy, Conflict, EngineError, EngineUnavailable, NotFound, SwapRefused
 from tide.lineage import ledger
 from tide.policies import CanaryPolicy
 from tide.serving import promoter, rollout
@@ -364,6 +364,13 @@ def test_the_canary_of_a_process_of_this_host_that_is_no_more_is_gone_on_with(ri
     found: list[CanaryLease | None] = []
     assert isinstance(rig.promote(watch=Seen(GOOD, lambda: found.append(rig.serving.canary))), Promotion)
     assert found == [lease]
+
+
+def test_the_canary_on_a_replica_that_is_not_among_ours_is_waited_for(rig: Rig) -> None:
+    host = promoter.owner().partition("/")[0]
+    rig.leave_lease(run=f"{host}/{2**22 + 1}/5", replicas=("r7",))
+    with pytest.raises(CanaryBusy, match="runs on r7, which TIDE_REPLICAS does not name"):
+        rig.promote(watch=Seen(GOOD))
 
 
 def test_another_candidate_ends_the_canary_of_a_promoter_that_died(rig: Rig) -> None:
