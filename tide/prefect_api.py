@@ -6,9 +6,10 @@ settings before a stack's are known. Knows nothing of what is asked.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import tenacity
@@ -32,6 +33,14 @@ class PrefectApi:
     """``http://host:port/api``."""
     auth: str = field(default="", repr=False)
     """``NAME:PASSWORD``, as PREFECT_API_AUTH_STRING has it; empty: the server asks for none."""
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """The server that PREFECT_API_URL names. Raises ConfigError when it does not."""
+        url = os.environ.get("PREFECT_API_URL", "")
+        if not url:
+            raise ConfigError('PREFECT_API_URL is not set: name a home with --home, or eval "$(tide env)"')
+        return cls(url, os.environ.get("PREFECT_API_AUTH_STRING", ""))
 
     def call(self, method: str, path: str, body: Body = None, *, secret: bool = False) -> Any:
         """One call, which must be safe to repeat; the answer's JSON, None when it has none.

@@ -5,12 +5,11 @@ Owns the addresses and what the answers mean. Knows nothing of what the flows do
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tide.errors import ApprovalRefused, ConfigError
+from tide.errors import ApprovalRefused
 from tide.prefect_api import PrefectApi
 
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -47,10 +46,8 @@ class PrefectRuns:
     @classmethod
     def from_environment(cls) -> Self:
         """The server that PREFECT_API_URL names. Raises ConfigError when it does not."""
-        url = os.environ.get("PREFECT_API_URL", "")
-        if not url:
-            raise ConfigError('PREFECT_API_URL is not set: name a home with --home, or eval "$(tide env)"')
-        return cls(url, os.environ.get("PREFECT_API_AUTH_STRING", ""))
+        api = PrefectApi.from_environment()
+        return cls(api.url, api.auth)
 
     def run(self, id: str) -> Run:
         """One run by its id. Raises NotThere when the server has none such."""

@@ -28,6 +28,7 @@ from tide.lineage import ledger
 from tide.recovery import rules as recovery
 from tide.recovery.rules import ReconcileReport
 from tide.serving.serving_file import read_serving
+from tide.watching import doctor_prefect
 
 LATE = 24 if os.environ.get("TIDE_DRILL") else 8
 """Runs that were missed: a night of them in `make drill`, an hour in `make test`."""
@@ -92,6 +93,19 @@ def test_wrong_parameters_are_refused_by_the_server_with_the_field_named(
     pipe: Pipeline, deployment: str, parameters: dict[str, Any], field: str
 ) -> None:
     assert field in refused(pipe, deployment, parameters)
+
+
+def test_the_doctor_finds_server_deployments_and_workers_well_and_says_what_would_mend_by_itself(
+    pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", prefect.api_url(pipe.port))
+    found = {check.name: check for check in doctor_prefect.of_environment()}
+    states = {name: check.state for name, check in found.items()}
+    well = dict.fromkeys(("prefect", "deployments", "pool cpu", "pool mi250", "schedules"), "ok")
+    assert states == well | {"schedule of adapt": "note", "schedule of reconcile": "note"}
+    schedule = found["schedule of reconcile"].fix.strip("`").split()[-1]
+    id = pipe.call("GET", "deployments/name/reconcile/reconcile")["id"]
+    assert [one["id"] for one in pipe.call("GET", f"deployments/{id}/schedules")] == [schedule]
 
 
 def test_a_training_whose_flow_was_killed_is_ended_by_reconcile_though_its_run_looks_alive(

@@ -15,7 +15,7 @@ from tide.config import Settings
 from tide.errors import EngineUnavailable
 from tide.signatures import keys
 from tide.watching import doctor
-from tide.watching.doctor import Check
+from tide.watching.findings import Check
 
 STATES, DRAFTS = "svc-states", "svc-drafts"
 

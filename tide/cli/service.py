@@ -21,6 +21,7 @@ from tide.serving import rollout
 from tide.serving.replicas import describe
 from tide.signatures import keys
 from tide.watching import doctor as checks
+from tide.watching import doctor_prefect as prefect_checks
 
 commands = typer.Typer()
 snapshot = typer.Typer(no_args_is_help=True, help="The states commit that experiments are made on.")
@@ -50,15 +51,16 @@ def init(home: Home = DEFAULT_HOME) -> None:
 
 @commands.command()
 def doctor(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Check settings, repositories, serving.json and replicas; exit 1 when something is wrong."""
+    """Check settings, repositories, serving.json, replicas and Prefect; exit 1 when something is wrong."""
     config = use_stack(home)
     found = checks.examine(config, wiring.store(config), wiring.engines(config))
+    found += prefect_checks.of_environment()
     if as_json:
         print(json.dumps([check.model_dump(mode="json") for check in found]))
     else:
         for check in found:
             print(f"{check.state:<8} {check.name}: {check.detail}{f'  -> {check.fix}' if check.fix else ''}")
-    raise typer.Exit(int(any(check.state != "ok" for check in found)))
+    raise typer.Exit(int(any(check.state not in ("ok", "note") for check in found)))
 
 
 @commands.command()

@@ -6,58 +6,41 @@ Reads only. Each check stands alone: one that cannot be made says so and the oth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 from tide import repositories
 from tide.config import Settings
-from tide.domain import Value
 from tide.engine.base import Engine
-from tide.errors import NotFound, TideError
+from tide.errors import NotFound
 from tide.repositories import MAIN
 from tide.serving import rollout
 from tide.serving.serving_file import read_attestation
 from tide.signatures import keys
 from tide.signatures.signing import TrustedKeys
 from tide.store.base import Commit, Store
+from tide.watching.findings import Check, guarded
 
 BY_HAND = 20
 """Newest commits made by hand that are named; more than that are counted."""
 
 
-class Check(Value):
-    """One finding."""
-
-    name: str
-    state: Literal["ok", "wrong", "unknown"]
-    detail: str
-    fix: str = ""
-
-
 def examine(config: Settings, store: Store, replicas: Sequence[Engine]) -> list[Check]:
     """Every check, in the order in which to mend what they find."""
     checks = [
-        *_guard("policy", lambda: _policy(config)),
-        *_guard("target bundle", lambda: _bundle(config.bundle)),
+        *guarded("policy", lambda: _policy(config)),
+        *guarded("target bundle", lambda: _bundle(config.bundle)),
     ]
     for repository in (config.states_repository, config.drafts_repository):
-        checks += _guard(f"repository {repository}", lambda name=repository: _repository(store, name))  # type: ignore[misc]
-    checks += _guard("guard", lambda: _guarded(store, config.drafts_repository))
-    checks += _guard("keys", lambda: _keys(config))
-    checks += _guard("serving.json", lambda: _serving(config, store))
-    checks += _guard("canary", lambda: _canary(config, store))
+        checks += guarded(f"repository {repository}", lambda name=repository: _repository(store, name))  # type: ignore[misc]
+    checks += guarded("guard", lambda: _guarded(store, config.drafts_repository))
+    checks += guarded("keys", lambda: _keys(config))
+    checks += guarded("serving.json", lambda: _serving(config, store))
+    checks += guarded("canary", lambda: _canary(config, store))
     for replica in replicas:
         name = f"replica {replica.name}"
-        checks += _guard(name, lambda r=replica: _replica(store, config.drafts_repository, r))  # type: ignore[misc]
+        checks += guarded(name, lambda r=replica: _replica(store, config.drafts_repository, r))  # type: ignore[misc]
     return checks
-
-
-def _guard(name: str, check: Callable[[], Iterator[Check]]) -> list[Check]:
-    try:
-        return list(check())
-    except TideError as error:
-        return [Check(name=name, state="unknown", detail=str(error), fix="mend this first, then run it again")]
 
 
 def _policy(config: Settings) -> Iterator[Check]:
