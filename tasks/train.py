@@ -32,6 +32,9 @@ from tide.trainer import checkpoints
 from tide.trainer.base import Checkpoint, Preflight, ProgressCallback, TrainingData, TrainingResult
 from tide.watching import events
 
+_POLL_S = 1.0
+"""Prefect's own 5 s would be most of what a cycle loses after a short training."""
+
 
 @stage("request training")
 def request_training(snapshot: Snapshot, drift: DriftReport) -> str:
@@ -50,7 +53,9 @@ def request_training(snapshot: Snapshot, drift: DriftReport) -> str:
     if trained_before(branch):
         return branch
     parameters = {"branch": branch, "states_ref": snapshot.commit, "drift": drift.model_dump(mode="json")}
-    run = run_deployment("train/train", parameters=parameters, idempotency_key=attempt_key(branch))
+    run = run_deployment(
+        "train/train", parameters=parameters, idempotency_key=attempt_key(branch), poll_interval=_POLL_S
+    )
     assert isinstance(run, FlowRun)  # Prefect types the call for async callers as well
     if run.state is None or not run.state.is_completed():
         raise TrainingError(f"flow run {run.name} ({run.id}) ended {run.state}: see its log in the Prefect UI")
