@@ -10,14 +10,12 @@ import contextlib
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from tide.states.request_stats import RequestStats
-
-if TYPE_CHECKING:
-    import pandas as pd  # slow, and a cycle without a reference makes no report
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +25,6 @@ MIN_ROWS = 2
 
 def frame_of(stats: RequestStats) -> pd.DataFrame:
     """One row a request, one column a signal; what a request lacks (counters, sketch, pooled state) is a column too."""
-    import pandas as pd
-
     regimes = [str(regime).partition("|") for regime in stats.regime]
     return pd.DataFrame(
         {
@@ -101,15 +97,11 @@ def _usable(current: pd.DataFrame, reference: pd.DataFrame) -> list[str]:
 
 
 def _clean(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    import pandas as pd
-
     return pd.DataFrame({name: _finite(frame[name]).reset_index(drop=True) for name in columns})
 
 
 def _finite(column: pd.Series[Any]) -> pd.Series[Any]:
     """Infinities are no values; what is neither number nor truth is text."""
-    import pandas as pd
-
     if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
         return column.astype(object).map(str, na_action="ignore")
     return column.astype("float64").replace([np.inf, -np.inf], np.nan)
