@@ -27,7 +27,7 @@ from tests.support.signed import verdict_on
 from tide import repositories
 from tide.config import ApprovalPolicy, Policy
 from tide.domain import LineageRecord
-from tide.errors import ServiceError
+from tide.errors import ConfigError
 from tide.promotion import verdict_text
 from tide.serving.replicas import DRAFT_FILES
 from tide.serving.serving_file import draft_prefix, read_serving
@@ -128,7 +128,7 @@ def test_our_own_calls_without_the_password_fail_by_name(
     server: ClosedPrefect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(prefect_access.SERVER_AUTH)
-    with pytest.raises(ServiceError, match="401"):
+    with pytest.raises(ConfigError, match="wants a password: set PREFECT_API_AUTH_STRING"):
         prefect.create_pools(server.port)
 
 
