@@ -1,8 +1,8 @@
 """Who may use the Prefect API: anybody of this machine on loopback, whoever has the password anywhere else.
 
-Owns the two settings that carry it (Prefect's own: one for the server, one for whoever calls it) and the rule that a
-server which others can reach is never left open: its API starts flows, and flows hold the keys of the store. Starts
-nothing.
+Owns the settings that are the server's alone (its password, its database), the one for whoever calls it, and the rule
+that a server which others can reach is never left open: its API starts flows, and flows hold the keys of the store.
+Starts nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from tide.errors import ConfigError
 from tide.prefect_api import PrefectApi
 
 SERVER_AUTH, CLIENT_AUTH = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
+_DATABASE = "PREFECT_SERVER_DATABASE_"
+"""Prefect's own settings, ``..._CONNECTION_URL`` first; without them SQLite in the server's folder."""
 EVERYWHERE = "0.0.0.0"
 LOOPBACK = (ports.HOST,)
 _SHORTEST = 12
@@ -59,6 +61,8 @@ def client_settings(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def server_settings(host: str, env: Mapping[str, str]) -> dict[str, str]:
-    """What the server needs: the password, and for others' browsers an address that is theirs as well."""
-    away = {} if host in LOOPBACK else {"PREFECT_UI_API_URL": "/api"}
-    return ({SERVER_AUTH: secret} if (secret := auth_string(env)) else {}) | away
+    """What the server alone needs: password, database, and for others' browsers an address that is theirs as well."""
+    found = {name: value for name, value in env.items() if name.startswith(_DATABASE)}
+    if secret := auth_string(env):
+        found[SERVER_AUTH] = secret
+    return found if host in LOOPBACK else found | {"PREFECT_UI_API_URL": "/api"}

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from infra import prefect_access
+from infra import prefect, prefect_access
 from infra.secret_blocks import block_name, push
 from tide import prefect_api, wiring
 from tide.config import Settings
@@ -154,6 +154,14 @@ def test_a_weak_password_is_refused_without_being_shown(weak: str) -> None:
     with pytest.raises(ConfigError, match="12 characters") as refused:
         prefect_access.require_closed("0.0.0.0", {"PREFECT_SERVER_API_AUTH_STRING": weak})
     assert weak not in str(refused.value)
+
+
+def test_the_servers_database_is_the_servers_alone() -> None:
+    """Its address has a password that no flow needs; other settings of Prefect in the shell stay out of both."""
+    url = f"postgresql+asyncpg://tide:{SENTINEL}@db/prefect"
+    shell = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url, "PREFECT_PROFILE": "cloud", "PATH": "/bin"}
+    assert prefect_access.server_settings("127.0.0.1", shell) == {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}
+    assert SENTINEL not in str(prefect.environment(Path("home"), 4200, shell))
 
 
 def test_up_refuses_an_open_prefect_before_anything_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
