@@ -6,9 +6,9 @@ server; at a step boundary, or at a random moment. What was killed is started ag
 must complete, and the books must balance. Engine, trainer and evaluator are stand-ins (tests/support/standins.py): the
 result says so.
 
-    python -m tests.drills.cycle [--kills 50] [--boundaries] [--seed 1] [--home DIR] [--minutes M] [--out FILE]
+    python -m tests.drills.cycle [--kills 50] [--victim NAME] [--boundaries] [--seed 1] [--home DIR] [--out FILE]
 
-With ``--home`` a drill that was broken off, or ran for its ``--minutes``, goes on where it was; one that is through
+With ``--home`` a drill that was broken off, or ran for its ``--minutes M``, goes on where it was; one that is through
 begins anew. With ``--part 1/2`` every second round, the others on another home and at the same time; then
 `tests.drills.cycle_report` puts the parts together. Exit code 1 when something was lost, doubled, leaked or half-made,
 or a cycle after a kill did not complete.
@@ -25,6 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,14 +39,15 @@ VICTIMS = ("flow", "worker", "trainer", "replica", "store", "server")
 PLAN = "plan.json"
 
 
-def plans(drill: Drill, kills: int, boundaries: bool, seed: int) -> list[Kill]:
+def plans(drill: Drill, kills: int, boundaries: bool, seed: int, victims: Sequence[str] = VICTIMS) -> list[Kill]:
     """A flow's death at every boundary, with every other victim somewhere among them, and random moments.
 
-    In random order, so that a drill which is broken off has seen some of each.
+    In random order, so that a drill which is broken off has seen some of each. A trainer lives within one step: it is
+    killed while it trains, not at a boundary.
     """
-    kinds: list[tuple[str, str | None]] = [(VICTIMS[i % len(VICTIMS)], None) for i in range(kills)]
+    kinds: list[tuple[str, str | None]] = [(victims[i % len(victims)], None) for i in range(kills)]
     if boundaries:
-        others = VICTIMS[1:]
+        others = [victim for victim in VICTIMS if victim not in ("flow", "trainer")]
         for place, boundary in enumerate(drill.stages):
             kinds += [("flow", boundary), (others[place % len(others)], boundary)]
     random.Random(seed).shuffle(kinds)
@@ -56,7 +58,7 @@ def run(drill: Drill, args: argparse.Namespace) -> tuple[list[Round], int]:
     """All rounds of this part that are not in the home's log yet, with progress; and how many are planned."""
     file: Path = args.home / ROUNDS
     done = rounds(args.home)
-    wanted = remembered(args, plans(drill, args.kills, args.boundaries, args.seed))
+    wanted = remembered(args, plans(drill, args.kills, args.boundaries, args.seed, args.victim or VICTIMS))
     begun, before = time.monotonic(), len(done)
     for plan in wanted[before:]:
         if args.minutes is not None and time.monotonic() - begun > 60 * args.minutes:
@@ -78,6 +80,7 @@ def remembered(args: argparse.Namespace, made: list[Kill]) -> list[Kill]:
     """The plan that a drill on this home began with: one that goes on has seen more boundaries by then."""
     file: Path = args.home / PLAN
     asked = {"seed": args.seed, "kills": args.kills, "boundaries": args.boundaries, "part": args.part}
+    asked |= {"victims": args.victim} if args.victim else {}
     if not file.exists():
         place, parts = map(int, args.part.split("/"))
         mine = [asdict(kill) for kill in made if kill.number % parts == place - 1]
@@ -94,6 +97,7 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50, help="at random moments")
+    parser.add_argument("--victim", action="append", choices=VICTIMS, help="at random moments only these; repeatable")
     parser.add_argument("--boundaries", action="store_true", help="and at every step boundary")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--home", type=Path, default=None)

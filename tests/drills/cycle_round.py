@@ -62,6 +62,10 @@ class Drill:
         if plan.boundary:
             held = f"held {plan.boundary}"
             wait_for(lambda: any(held in x for x in pipe.boundaries()[seen:]) or self._over(first), RUN_S)
+        elif plan.victim == "trainer":
+            # A training is a moment of a cycle: one that is sought at any moment is hardly ever met.
+            wait_for(lambda: bool(pipe.trainers()) or self._over(first), RUN_S)
+            time.sleep(self.rng.uniform(0, 1.0))
         else:
             time.sleep(self.rng.uniform(0, statistics.median(self.took[-5:])))
         landed = self._kill(plan, first)

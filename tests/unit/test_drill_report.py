@@ -16,7 +16,7 @@ PLAN = [Kill(number, "flow", None) for number in range(5)]
 
 
 def asked(home: Path, part: str = "1/1", seed: int = 1) -> argparse.Namespace:
-    return argparse.Namespace(home=home, part=part, seed=seed, kills=5, boundaries=False)
+    return argparse.Namespace(home=home, part=part, seed=seed, kills=5, boundaries=False, victim=None)
 
 
 def seen(home: Path, numbers: list[int], **counted: int) -> Path:
