@@ -2,7 +2,7 @@
 
     python -m tests.drills.cycle_report HOME [HOME ...] [--out FILE]
 
-puts the parts of one drill together, each of which ran on its own home.
+puts parts of a drill together, each of which ran on its own home.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def together(homes: list[Path]) -> dict[str, Any]:
     counted = {name: sum(part[name] for part in parts) for name in COUNTED}
     taken = [made.seconds for home in homes for made in rounds(home)]
     more = {"victims": dict(sorted(victims.items())), "round_s": round(statistics.median(taken), 1)}
-    return parts[0] | counted | more | {"beside_each_other": len(parts)}
+    return parts[0] | counted | more | {"parts": len(parts)}
 
 
 def main() -> None:

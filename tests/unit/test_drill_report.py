@@ -40,7 +40,7 @@ def test_a_fault_of_any_part_is_a_fault_of_the_whole(tmp_path: Path) -> None:
     parts = [seen(tmp_path / "a", [0, 2, 4], kills=3), seen(tmp_path / "b", [1, 3], kills=2, lost_shards=1)]
     whole = together(parts)
     assert (whole["kills"], whole["lost_shards"], whole["victims"]) == (5, 1, {"flow": 5})
-    assert (whole["round_s"], whole["beside_each_other"]) == (2.0, 2)
+    assert (whole["round_s"], whole["parts"]) == (2.0, 2)
 
 
 def test_a_drill_that_goes_on_keeps_the_plan_it_began_with(tmp_path: Path) -> None:
