@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import signal
@@ -37,6 +38,7 @@ from tide.files import write_durably
 
 VICTIMS = ("flow", "worker", "trainer", "replica", "store", "server")
 PLAN = "plan.json"
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 
 
 def plans(drill: Drill, kills: int, boundaries: bool, seed: int, victims: Sequence[str] = VICTIMS) -> list[Kill]:
@@ -132,7 +134,10 @@ def main() -> None:
             merge({"drill": result} if planned else {}, args.out)
     # A calm cycle less the two seconds that the stand-in trains; beside another part it says nothing.
     if args.part == "1/1":
-        merge({"orchestration_s": round(statistics.median(drill.took) - 2.0, 1)}, args.out)
+        name = (
+            "orchestration_postgresql_s" if os.environ.get(DATABASE, "").startswith("postgresql") else "orchestration_s"
+        )
+        merge({name: round(statistics.median(drill.took) - 2.0, 1)}, args.out)
     print(json.dumps(result))
     sys.exit(int(any(result[name] for name in WRONG)))
 
